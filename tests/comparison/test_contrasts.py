@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import planted_faults as faults
+import screens
 from normkit.comparison.comparing import compare
 from normkit.comparison.differences import Comparison
+from normkit.comparison.report import describe_comparison
 from normkit.files import json_text
 from normkit.identification.book import PassportBook, survey
 
@@ -81,6 +83,58 @@ def test_what_neither_could_identify_is_not_compared() -> None:
         == found.to_json()["conventions"]["left_out"]["0"][1]
     )
     assert found.conventions.unmatched == ()
+
+
+# Norms that round in other places.
+
+
+class Rounding(nn.Module):
+    """An RMS norm in float32 whose row is rounded before the gain, or after it."""
+
+    def __init__(self, features: int, *, early: bool, narrow: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(1 + 0.3 * torch.randn(features, generator=torch.Generator().manual_seed(1)))
+        self.early, self.work = early, None if narrow else torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(self.work or x.dtype)
+        row = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+        return self.weight * row.to(x.dtype) if self.early else (self.weight.to(row.dtype) * row).to(x.dtype)
+
+
+class Rounded(nn.Module):
+    def __init__(self, norm: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 64)
+        self.norm, self.dtype = norm, dtype
+        with torch.no_grad():
+            self.embedding.weight.copy_(torch.randn(50, 64, generator=torch.Generator().manual_seed(2)))
+        self.to(dtype)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.norm(self.embedding(input_ids))
+
+
+@pytest.mark.parametrize(
+    ("port", "dtype", "given", "differs"),
+    [
+        ({"early": True}, torch.float16, torch.float32, False),
+        ({"early": True}, torch.bfloat16, torch.bfloat16, True),
+        ({"early": True}, torch.float32, torch.float32, True),
+        ({"early": True, "narrow": True}, torch.float16, torch.float32, True),
+    ],
+)
+def test_a_cast_of_a_port_in_another_dtype_is_a_note(
+    port: dict[str, bool], dtype: torch.dtype, given: torch.dtype, differs: bool
+) -> None:
+    ids = torch.randint(50, (2, 64), generator=torch.Generator().manual_seed(0))
+    found = compare(Rounded(Rounding(64, **port), dtype), Rounded(Rounding(64, early=False), given), {"input_ids": ids})
+    [pair] = found.conventions.pairs
+    assert found.differs is differs
+    assert bool(pair.changes) is differs
+    assert bool(pair.casts) is not differs or "narrow" in port
+    text = screens.shown(describe_comparison(found), 400)
+    assert ("the port is in float16, the reference in float32" in text) is bool(pair.casts)
 
 
 # A file in place of the reference.

@@ -12,7 +12,7 @@ from torch import Tensor
 from normkit import demo
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
-from normkit.comparison.contrasts import Contrast, contrast, unmatched, with_swaps
+from normkit.comparison.contrasts import Contrast, across_dtypes, contrast, unmatched, with_swaps
 from normkit.comparison.differences import Comparison, Conventions, Level, Pair
 from normkit.comparison.metadata import compare_metadata
 from normkit.comparison.own_rounding import OwnRounding, free_memory, own_rounding
@@ -26,6 +26,7 @@ from normkit.errors import InputError, ModelError, NormkitError
 from normkit.identification.sites import matches
 from normkit.measurement.running import Batch, arguments, batches_of
 from normkit.measurement.texts import DEFAULT_LENGTH, Batches, batches_for, context_length
+from normkit.text import dtype_name
 
 Progress = Callable[[str, int, int], None]
 
@@ -191,7 +192,7 @@ def _with_norms(
             lacking.setdefault("rows", rows.not_run)
     conventions = Conventions(
         pairs=tuple(
-            _observed(each, recordings)
+            across_dtypes(_observed(each, recordings), _dtypes(each.pair, recordings))
             for each in contrasts
             if _is_wanted(site, each.pair.entry.path, each.pair.reference.path)
         ),
@@ -347,6 +348,16 @@ def _observed(each: Contrast, recordings: Sequence[Recording | str]) -> Pair:
         if each.has_effect and not isinstance(recording, str) and path in recording.norms:
             return each.observed(recording.norms[path].normalized)
     return each.pair
+
+
+def _dtypes(pair: Pair, recordings: Sequence[Recording | str]) -> tuple[str, str]:
+    """The dtypes of what leaves two norms, else of their gains or biases; "" where neither is known."""
+    found = []
+    for entry, recording in zip((pair.entry, pair.reference), recordings, strict=True):
+        rows = None if isinstance(recording, str) else recording.norms.get(entry.path)
+        stored = [each["dtype"] for each in entry.passport.parameters.values() if each]
+        found.append(dtype_name(rows.output.dtype) if rows is not None else stored[0] if stored else "")
+    return found[0], found[1]
 
 
 def _is_wanted(pattern: str | None, *paths: str) -> bool:

@@ -82,6 +82,27 @@ def contrast(each: Match, here: Survey, there: Survey) -> Contrast:
     return Contrast(pair=pair, formulas=formulas)
 
 
+def across_dtypes(pair: Pair, dtypes: tuple[str, str]) -> Pair:
+    """The pair, with a note in place of a change where the two round the row elsewhere and run in other dtypes.
+
+    A model in float32 has one rounding; where its port in 16 bits has them, the model does not say. Statistics that a
+    port takes in 16 bits are a change in any case.
+    """
+    pair = replace(pair, dtypes=dtypes)
+    if not all(dtypes) or dtypes[0] == dtypes[1]:
+        return pair
+    noted = tuple(change for change in pair.changes if _is_cast_alone(change))
+    left = tuple(change for change in pair.changes if change not in noted)
+    return replace(pair, changes=left, casts=noted, observed=pair.observed if left or pair.parameters else None)
+
+
+def _is_cast_alone(change: Change) -> bool:
+    """Whether two norms differ in nothing but where they round the row."""
+    if change.reading == "casts":
+        return {**change.given, "cast": None} == {**change.expected, "cast": None}
+    return change.reading in ("output dtype", "offset dtype")
+
+
 def _is_offset_alone(change: Change) -> bool:
     """Whether two norms differ in nothing but the number that they add to their weight."""
     if change.reading == "offset dtype":

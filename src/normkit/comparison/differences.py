@@ -56,6 +56,10 @@ class Pair:
     could be run."""
     with_parameters: bool = True
     """`observed` is with gain and bias; False where the reference's are not at hand."""
+    casts: tuple[Change, ...] = ()
+    """Where they round otherwise and run in other dtypes, which rows judge."""
+    dtypes: tuple[str, str] = ("", "")
+    """The dtypes of their outputs, else of their parameters; "" where neither is known."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""
@@ -74,6 +78,8 @@ class Pair:
             "parameters": [asdict(change) for change in self.parameters],
             "observed": None if self.observed is None else asdict(self.observed),
             "with_parameters": self.with_parameters,
+            "casts": [asdict(change) for change in self.casts],
+            "dtypes": [*self.dtypes],
         }
 
 

@@ -175,7 +175,7 @@ def _holding(port: Tensor, reference: Tensor, dtype: str, reference_dtype: str) 
     names = [name for name in sorted(ROUNDINGS, key=lambda name: name != dtype) if not _is_held(name, dtype)]
     for made, image in images:
         if bool((port == image).all()):
-            yield made, _evidence(image, torch.zeros_like(image))
+            yield made, evidence(image, torch.zeros_like(image))
     stored = ROUNDINGS.get(dtype)
     known = ROUNDINGS | _COARSE
     for name in (*names, *_COARSE):
@@ -183,7 +183,7 @@ def _holding(port: Tensor, reference: Tensor, dtype: str, reference_dtype: str) 
             for once in (image.to(known[name]), image.to(torch.float32).to(known[name])):
                 expected = (once if stored is None else once.to(stored)).to(torch.float64)
                 if bool((port == expected).all()):
-                    yield _said(made, name), _evidence(expected, torch.zeros_like(image))
+                    yield _said(made, name), evidence(expected, torch.zeros_like(image))
                     break
     if reference_dtype in ROUNDINGS:
         for constant in (0.0, *_OFFSETS):
@@ -191,7 +191,7 @@ def _holding(port: Tensor, reference: Tensor, dtype: str, reference_dtype: str) 
             if bool((once == reference).all()):
                 made = Relation(kind="offset" if constant else "equal", constant=constant or None)
                 made = replace(_said(made, reference_dtype), is_reference_rounded=True)
-                yield made, _evidence(reference, torch.zeros_like(reference))
+                yield made, evidence(reference, torch.zeros_like(reference))
     yield from _fitted(port, reference, names)
     yield from _permuted(port, reference, names)
     for name in ROUNDINGS:
@@ -200,7 +200,7 @@ def _holding(port: Tensor, reference: Tensor, dtype: str, reference_dtype: str) 
         for made, image in [(Relation(kind="equal"), reference), *images]:
             unit = units(torch.maximum(port.abs(), torch.maximum(image.abs(), reference.abs())), name)
             if bool(((port - image).abs() <= unit).all()):
-                yield replace(_said(made, name), is_rounded_once=False), _evidence(image, unit)
+                yield replace(_said(made, name), is_rounded_once=False), evidence(image, unit)
     yield from _within_steps(port, reference)
 
 
@@ -215,7 +215,7 @@ def _within_steps(port: Tensor, reference: Tensor) -> Iterator[tuple[Relation, f
             if bool(((port - image).abs() <= steps).all()):
                 made = Relation(kind="offset" if constant else "equal", constant=constant or None)
                 made = replace(made, step=float(steps.max()), is_rounded_once=False)
-                yield made, _evidence(image, steps) - _FITTED
+                yield made, evidence(image, steps) - _FITTED
 
 
 def _images(reference: Tensor) -> list[tuple[Relation, Tensor]]:
@@ -243,12 +243,12 @@ def _fitted(port: Tensor, reference: Tensor, names: list[str]) -> Iterator[tuple
             if low <= high and not low <= 1 <= high and not low <= 0 <= high:
                 factor = plainest(low, high)
                 image = reference * factor
-                yield _said(Relation(kind="scaled", constant=factor), name), _evidence(image, half) - _FITTED
+                yield _said(Relation(kind="scaled", constant=factor), name), evidence(image, half) - _FITTED
         low, high = float((port - half - reference).max()), float((port + half - reference).min())
         if low <= high and not low <= 0 <= high:
             constant = plainest(low, high)
             image = reference + constant
-            yield _said(Relation(kind="offset", constant=constant), name), _evidence(image, half) - _FITTED
+            yield _said(Relation(kind="offset", constant=constant), name), evidence(image, half) - _FITTED
 
 
 def _permuted(port: Tensor, reference: Tensor, names: list[str]) -> Iterator[tuple[Relation, float]]:
@@ -264,7 +264,7 @@ def _permuted(port: Tensor, reference: Tensor, names: list[str]) -> Iterator[tup
                 order = _order(port, image)
                 made = Relation(kind="permuted", constant=constant or None, order=order)
                 # A named order says where each number is, as a fitted constant does.
-                bits = _evidence(port, torch.zeros_like(port)) - _FITTED if order else 0.0
+                bits = evidence(port, torch.zeros_like(port)) - _FITTED if order else 0.0
                 yield _said(made, name), max(bits, _likelihood_of_counts(image))
 
 
@@ -289,7 +289,7 @@ def _order(port: Tensor, reference: Tensor) -> str:
     return ""
 
 
-def _evidence(expected: Tensor, tolerance: Tensor) -> float:
+def evidence(expected: Tensor, tolerance: Tensor) -> float:
     """Bits against the case that an unrelated vector with one distribution lies within the tolerance everywhere."""
     ordered = expected.sort().values
     above = torch.searchsorted(ordered, expected + tolerance, right=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -177,6 +177,10 @@ def _facts(found: Comparison) -> tuple[Fact, ...]:
     facts += [Fact(label, f"{where}: {reason}" if reason else where) for label, where, reason in alone]
     for role in ("weight", "bias"):
         facts += _parameter_facts(found, role)
+    noted = Counter((difference(change), pair.dtypes) for pair in found.conventions.pairs for change in pair.casts)
+    for (words, dtypes), count in noted.items():
+        where = f"at {counted(count, 'norm')}: the port is in {dtypes[0]}, the reference in {dtypes[1]}"
+        facts.append(Fact("casts", f"{words} {where}", "note"))
     left_out = merged(
         ("not compared", path, reason if reason == other else f"{reason}; in the reference: {other}")
         for path, (reason, other) in found.conventions.left_out.items()

@@ -17,6 +17,7 @@ from normkit.comparison.other_tensors import OtherTensors, compare_names
 from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms
 from normkit.comparison.parameters import NormTensors, norm_tensors
 from normkit.comparison.relations import Kind, Relation, relation
+from normkit.comparison.renamed_norms import renamed
 from normkit.comparison.runtimes import Convention, convention, elsewhere, judged
 from normkit.comparison.value_groups import Role, TensorValue, ValueGroup, grouped
 from normkit.comparison.weights import Weights
@@ -126,6 +127,9 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         return False
 
     pairs = pair_norms(ours.norms, theirs.norms, related, names=port.names, reference_names=reference.names)
+    known = {id(pair.reference) for pair in pairs}
+    lost = [norm for norm in theirs.norms if id(norm) not in known]
+    pairs += tuple(renamed(port, reference, lost, [*ours.left_out, *ours.others], (held.of, held_there.of)))
     found: list[TensorValue] = []
     missing: list[str] = []
     extra: list[str] = []
@@ -154,7 +158,9 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
     alone = [norm for norm in ours.norms if id(norm) not in paired]
     extra += [name for norm in alone if norm.is_named for name in _names(norm)]
     unsure = [name for norm in alone if not norm.is_named for name in _names(norm)]
-    others = compare_names(port, reference, ours.others, theirs.others)
+    taken = {each.name for each in found}
+    left = [name for name in ours.others if name not in taken]
+    others = compare_names(port, reference, left, theirs.others)
     kept = {name: where for name in (*missing, *others.missing) if (where := elsewhere(port, name))}
     kept |= {name: where for name in extra if (where := elsewhere(reference, name))}
     return Values(
@@ -163,7 +169,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         tensors=tuple(found),
         missing=tuple(name for name in missing if name not in kept),
         extra=tuple(name for name in extra if name not in kept),
-        left_out=ours.left_out,
+        left_out={name: reason for name, reason in ours.left_out.items() if name not in taken},
         others=replace(others, missing=tuple(name for name in others.missing if name not in kept)),
         elsewhere=kept,
         notes=(
