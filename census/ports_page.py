@@ -54,7 +54,8 @@ run (`census/ports/truth.md`). The logits of port and reference were computed in
 
 A fault counts if the first fourteen lines name it and its place. A healthy port counts if nothing is called different.
 **found**: named further below, or with exit code 0. **misnamed**: the place is right, the name is another.
-**misplaced**: the name is right, the place another. A machine judges by many wordings, and a person where it cannot.{runs}
+**misplaced**: the name is right, the place another. A machine judges by many wordings, and a person where that is not
+enough.{runs}
 
 | kind | {names} |
 |---|{lines}

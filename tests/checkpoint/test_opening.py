@@ -104,6 +104,7 @@ def test_an_empty_quantization_config_is_none(gpt2: Path, edit: Any) -> None:
         ({"architectures": ["BertModel"]}, "BertModel is no gpt2 model"),
         ({"architectures": ["PreTrainedModel"]}, "PreTrainedModel is no gpt2 model"),
         ({"n_embd": "wide"}, "is no gpt2 configuration"),
+        ({"n_layer": 10**9}, "says n_layer = 1000000000, expected at most 10000"),
     ],
 )
 def test_what_transformers_cannot_build(gpt2: Path, edit: Any, changes: dict[str, Any], message: str) -> None:

@@ -211,6 +211,15 @@ def test_bad_input_is_one_line(given, told):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_along_one_direction_show_nothing(dtype):
+    x, weight, _ = drawn()
+    x = x[:1] * torch.linspace(-3, 3, 100)[:, None]
+    passport = identify_rows(x.to(dtype), nk.rms_norm(x, (48,), weight).to(dtype), weight.to(dtype))
+    assert passport.verdict == "undecidable"
+    assert "multiples of one row" in passport.evidence[-1]
+
+
 # What the bits of 16-bit outputs decide
 
 

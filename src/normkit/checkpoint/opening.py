@@ -37,6 +37,9 @@ _REFUSED = {
     "transformers_weights",
 }
 
+_MOST_LAYERS = 10_000
+"""The most layers, or experts of a layer, of a model that is built from its configuration."""
+
 
 def read_config(folder: Path, *, infinity: bool = False) -> dict[str, Any]:
     """The configuration of a model folder, checked to name a model type and an architecture.
@@ -69,6 +72,15 @@ def read_config(folder: Path, *, infinity: bool = False) -> dict[str, Any]:
     return config
 
 
+def _check_counts(values: Mapping[str, Any], folder: Path) -> None:
+    """Raise ModelError if more layers or experts are announced than any model has: each would be built."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            _check_counts(value, folder)
+        elif type(value) is int and value > _MOST_LAYERS and key.endswith(("layer", "layers", "blocks", "experts")):
+            raise ModelError(f"{folder / CONFIG} says {key} = {value}, expected at most {_MOST_LAYERS}; correct it")
+
+
 def paths_to(config: Mapping[str, Any], key: str, above: str = "") -> list[str]:
     """Dotted paths of a key in nested configurations; a configuration under a key with a dot is not searched."""
     found = [above + key] if key in config else []
@@ -86,6 +98,7 @@ def model_class(values: dict[str, Any], folder: Path) -> tuple[Any, type[Any]]:
     """
     import transformers
 
+    _check_counts(values, folder)
     config = _configuration(values, folder)
     name = values["architectures"][0]
     found: Any = getattr(transformers, name, None)

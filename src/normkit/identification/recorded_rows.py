@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from normkit.conventions.eps import EPS
@@ -70,6 +71,11 @@ def _identified(rows: Recording) -> Passport:
     ]
     if rows.left_out:
         kind.append(f"{rows.left_out} rows that are zero, or hold a NaN or an infinity, were left out")
+    units = torch.nn.functional.normalize(rows.x.double(), dim=-1)
+    units = units * (units @ units[0]).sign()[:, None]
+    if float((units - units[0]).abs().max()) < 8 * torch.finfo(rows.x.dtype).eps:
+        reason = "all rows are multiples of one row, which shows neither a mean nor a length: give ordinary rows"
+        return _without_spec(rows, "undecidable", kind, reason)
     if best.residual > rows.precision.fits:
         reason = "no factor of each row with a gain and a bias makes these outputs of these inputs: "
         return _without_spec(rows, "undecidable", kind, f"{reason}{best.residual:.1%} of their size is left")
