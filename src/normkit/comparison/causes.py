@@ -48,7 +48,7 @@ def causes_of(found: Comparison) -> tuple[Cause, ...]:
     """The causes: what is stored first, then what norms compute, where they stand, and what only rows show."""
     of_values = () if found.values is None else (*_of_values(found.values), *_only_in_port(found, found.values))
     of_metadata = () if found.metadata is None else _of_metadata(found.metadata)
-    made = [*of_values, *of_metadata, *_of_conventions(found)]
+    made = [*of_values, *_of_matrices(found), *of_metadata, *_of_conventions(found)]
     explained = {path for each in made for path in each.places}
     settings = () if found.metadata is None else found.metadata.settings
     for cause in found.rows.causes:
@@ -100,6 +100,23 @@ def _of_values(found: Values) -> Iterator[Cause]:
             remedy="convert the named tensors, too",
             places=tuple(name.rpartition(".")[0] for name in found.missing),
         )
+
+
+def _of_matrices(comparison: Comparison) -> Iterator[Cause]:
+    """Matrices that are not the reference's."""
+    wrong = comparison.wrong_matrices
+    for what in dict.fromkeys(wrong.values()):
+        names = [name for name, each in wrong.items() if each == what]
+        which = f"The matrix {names[0]} is" if len(names) == 1 else f"{len(names)} matrices ({shortened(names, 2)}) are"
+        says = {
+            "transposed": "transposed",
+            "not transposed": "not transposed, unlike the others of the layers",
+            "unrelated": "unrelated to the reference's",
+        }[what]
+        norms = " The norms are right." if comparison.values is not None and comparison.values.is_right else ""
+        them = "it" if len(names) == 1 else "them"
+        remedy = f"convert {them} anew from {comparison.reference}" if what == "unrelated" else f"transpose {them}"
+        yield Cause(level="values", sentence=f"{which} {says}.{norms}", remedy=remedy)
 
 
 def _only_in_port(comparison: Comparison, found: Values) -> Iterator[Cause]:

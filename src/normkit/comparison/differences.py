@@ -158,7 +158,16 @@ class Comparison:
         """At one of the levels they differ by more than rounding, and by more than a runtime's way to store them."""
         are_wrong = self.values is not None and self.values.is_right is False
         has_another_eps = self.metadata is not None and self.metadata.differs
-        return are_wrong or has_another_eps or self.conventions.differs or self.rows.birth is not None
+        has_matrix = bool(self.wrong_matrices)
+        return are_wrong or has_matrix or has_another_eps or self.conventions.differs or self.rows.birth is not None
+
+    @property
+    def wrong_matrices(self) -> Mapping[str, str]:
+        """Name of a matrix -> what is wrong with it; none where rows agree, as those of models that were rotated do."""
+        agree = "rows" not in self.not_looked_at and self.rows.compared and self.rows.birth is None
+        if self.values is None or agree:
+            return {}
+        return {name: each for name, each in self.values.others.matrices.items() if each != "other values"}
 
     @property
     def causes(self) -> tuple[Cause, ...]:

@@ -1,18 +1,19 @@
-"""The tensors of two models that are not of norms: which are missing, and which have another shape; none is read."""
+"""The tensors of two models that are not of norms: which are missing, of another shape, or other matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from normkit.comparison.matrices import Finding, compare_matrices
 from normkit.comparison.parameter_pairs import pair_paths
 from normkit.comparison.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherTensors:
-    """The tensors that are not of norms, by name and shape."""
+    """The tensors that are not of norms, by name and shape, and a few rows of each matrix."""
 
     paired: int = 0
     """How many have a counterpart."""
@@ -23,6 +24,16 @@ class OtherTensors:
     reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     """Name in the port -> its shape there and in the reference, where these differ."""
 
+    matrices: Mapping[str, Finding] = field(default_factory=dict)
+    """Name in the port -> what is wrong with a matrix of the reference's shape; the right ones are left out."""
+    notes: tuple[str, ...] = ()
+    """Which matrices could not be looked at, and why."""
+
+    @property
+    def are_wrong(self) -> bool:
+        """Whether a matrix is not the reference's: transposed or unrelated. Of other values that is not claimed."""
+        return any(each != "other values" for each in self.matrices.values())
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
@@ -30,17 +41,26 @@ class OtherTensors:
             "missing": [*self.missing],
             "extra": [*self.extra],
             "reshaped": {name: [[*one], [*other]] for name, (one, other) in self.reshaped.items()},
+            "matrices": {**self.matrices},
+            "notes": [*self.notes],
         }
 
 
-def compare_names(port: Weights, reference: Weights, names: Sequence[str], names_there: Sequence[str]) -> OtherTensors:
-    """Pair tensors by name: whatever stands before it, and by the runtime's table of names."""
+def compare_others(
+    port: Weights,
+    reference: Weights,
+    names: Sequence[str],
+    names_there: Sequence[str],
+    progress: Callable[[str, int, int], None],
+) -> OtherTensors:
+    """Pair tensors by name, whatever stands before it, and by the runtime's table of names; compare the matrices."""
     held, held_there = {*names}, {*names_there}
     ours = [_known(name, port.names, held_there) for name in names]
     theirs = [_known(name, reference.names, held) for name in names_there]
     pairs = pair_paths(ours, theirs)
     shapes = [(names[one], names_there[other]) for one, other in pairs]
     taken, taken_there = {one for one, _ in pairs}, {other for _, other in pairs}
+    matrices, notes = compare_matrices(port, reference, shapes, progress)
     return OtherTensors(
         paired=len(pairs),
         missing=tuple(name for place, name in enumerate(names_there) if place not in taken_there),
@@ -50,6 +70,8 @@ def compare_names(port: Weights, reference: Weights, names: Sequence[str], names
             for name, other in shapes
             if port.source.tensors[name].shape != reference.source.tensors[other].shape
         },
+        matrices=matrices,
+        notes=notes,
     )
 
 

@@ -69,6 +69,18 @@ class Elsewhere:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reordered:
+    """Matrices whose rows a runtime stores in another order."""
+
+    names: tuple[str, ...]
+    """Patterns of their names in transformers."""
+    source: str
+    """The file of the runtime that says so."""
+    architectures: tuple[str, ...]
+    """The names of the architectures."""
+
+
 @cache
 def runtimes() -> Mapping[str, tuple[Convention, ...]]:
     """Runtime -> its conventions; the last holds where no other does."""
@@ -82,6 +94,33 @@ def _kept_elsewhere() -> Mapping[str, tuple[Elsewhere, ...]]:
             name: tuple(Elsewhere(**_frozen(each)) for each in entry.get("elsewhere", ()))
             for name, entry in _document().items()
         }
+    )
+
+
+@cache
+def _reordered() -> Mapping[str, tuple[Reordered, ...]]:
+    return MappingProxyType(
+        {
+            name: tuple(Reordered(**_frozen(each)) for each in entry.get("reordered", ()))
+            for name, entry in _document().items()
+        }
+    )
+
+
+def reorders(weights: Weights, name: str) -> bool:
+    """Whether the runtime of some weights stores the rows of a matrix of transformers in another order.
+
+    Example:
+        >>> from normkit.comparison.weight_sources import weights_of
+        >>> from dataclasses import replace
+        >>> weights = replace(weights_of({}), runtime="llama.cpp", architecture="llama")
+        >>> reorders(weights, "model.layers.0.self_attn.q_proj.weight")
+        True
+    """
+    known = _reordered().get(weights.runtime, ())
+    return any(
+        weights.architecture in each.architectures and any(fnmatchcase(name, pattern) for pattern in each.names)
+        for each in known
     )
 
 
@@ -187,7 +226,7 @@ def _document() -> dict[str, Any]:
 
 
 def _conventions(entry: Mapping[str, Any]) -> tuple[Convention, ...]:
-    general = {key: value for key, value in entry.items() if key not in ("entry", "elsewhere")}
+    general = {key: value for key, value in entry.items() if key not in ("entry", "elsewhere", "reordered")}
     return tuple(Convention(**_frozen(each)) for each in (*entry.get("entry", ()), general))
 
 

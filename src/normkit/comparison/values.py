@@ -13,7 +13,7 @@ from torch import Tensor
 from normkit.comparison.folded_gains import folding, readers_of
 from normkit.comparison.layer_order import with_layer_order
 from normkit.comparison.origins import origins
-from normkit.comparison.other_tensors import OtherTensors, compare_names
+from normkit.comparison.other_tensors import OtherTensors, compare_others
 from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms
 from normkit.comparison.parameters import NormTensors, norm_tensors
 from normkit.comparison.relations import Kind, Relation, relation
@@ -43,7 +43,7 @@ class Values:
     left_out: Mapping[str, str]
     """Name of a vector of the port that is not taken for a norm's -> why."""
     others: OtherTensors
-    """The tensors that are not of norms: their names and shapes alone."""
+    """The tensors that are not of norms."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Name of a tensor that the other side's runtime does not keep in its file -> where it is."""
     notes: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class _Vectors:
 def compare_values(port: Weights, reference: Weights, progress: Progress | None = None) -> Values:
     """Find the relation of every gain and bias of a port to the reference's; nothing is run.
 
-    Only the vectors of norms are read.
+    The vectors of norms are read, and a few rows of each matrix.
 
     Args:
         port: The parameters of the port.
@@ -160,7 +160,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
     unsure = [name for norm in alone if not norm.is_named for name in _names(norm)]
     taken = {each.name for each in found}
     left = [name for name in ours.others if name not in taken]
-    others = compare_names(port, reference, left, theirs.others)
+    others = compare_others(port, reference, left, theirs.others, report)
     kept = {name: where for name in (*missing, *others.missing) if (where := elsewhere(port, name))}
     kept |= {name: where for name in extra if (where := elsewhere(reference, name))}
     return Values(

@@ -25,6 +25,11 @@ def describe_values(found: Values) -> Section:
         by_order = sum(each.paired_by == "order" for each in found.tensors)
         facts.append(Fact("paired", f"{by_order} of {len(found.tensors)} by their order alone", "note"))
     others = found.others
+    for what in dict.fromkeys(others.matrices.values()):
+        names = [name for name, each in others.matrices.items() if each == what]
+        tone: Tone = "note" if what == "other values" else "error"
+        facts.append(Fact("matrices", f"{shortened(names, 2)}: {what}", tone))
+    facts += [Fact("matrices", note, "note") for note in others.notes]
     if others.missing or others.extra or others.reshaped:
         words = [
             f"{len(names)} {what} ({shortened(names, 2)})"

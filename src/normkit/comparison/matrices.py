@@ -1,0 +1,148 @@
+"""Matrices of two models, by a few rows of each: transposed, unrelated, or as quantization and order leave them.
+
+Rows of a right port correlate with the reference's: by 0.8 or more where they were quantized to two bits. Unrelated
+ones correlate by about `1 / sqrt(numbers)`. Between the two nothing is claimed. Some converters store rows in another
+order, so a matrix is called unrelated only if the sums of its rows and those of its columns are unrelated too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from normkit.checkpoint.plan import FLOATS
+from normkit.comparison.folded_gains import CHUNK
+from normkit.comparison.parameter_pairs import numbers_of
+from normkit.comparison.runtimes import reorders
+from normkit.comparison.weights import Weights
+from normkit.errors import ModelError
+from normkit.text import shortened
+
+Finding = Literal["transposed", "not transposed", "unrelated", "other values"]
+
+RELATED = 0.5
+"""The least correlation of rows that belong together."""
+
+LEAST = 256
+"""The fewest numbers of a matrix that is looked at."""
+
+BUDGET = 2**28
+"""The most numbers of matrices that are read whole, to see whether their rows stand in another order."""
+
+_ROWS, _SIDE = 8, 32
+"""Rows of each of the two blocks that are read, and of those of a square matrix that may be transposed."""
+
+
+def compare_matrices(
+    port: Weights, reference: Weights, pairs: Sequence[tuple[str, str]], progress: Callable[[str, int, int], None]
+) -> tuple[dict[str, Finding], tuple[str, ...]]:
+    """What is wrong with matrices that are paired and have one shape.
+
+    Args:
+        port: The parameters of the port.
+        reference: Those of the reference.
+        pairs: Names of tensors, in the port and in the reference.
+        progress: Called with a stage's name, the steps done and the steps in all.
+
+    Returns:
+        Name in the port -> what was found, for matrices that are not the reference's; and why some were not looked at.
+    """
+    shapes = [(port.source.tensors[one].shape, reference.source.tensors[two].shape) for one, two in pairs]
+    is_transposed = _are_transposed(pairs, shapes)
+    budget, found, failed = BUDGET, dict[str, Finding](), list[str]()
+    for done, ((name, other), (shape, shape_there)) in enumerate(zip(pairs, shapes, strict=True)):
+        progress("matrices", done, len(pairs))
+        dtypes = {port.source.tensors[name].dtype, reference.source.tensors[other].dtype}
+        size = math.prod(shape)
+        if shape != shape_there or len(shape) != 2 or size < LEAST or not dtypes <= {*FLOATS}:
+            continue
+        both = (port, name), (reference, other)
+        try:
+            plain, count = _correlation(*(_rows(*each, _ROWS) for each in both))
+            if plain is None or (plain >= RELATED and not is_transposed):
+                continue
+            turned, count_turned = _turned(*(_rows(*each, _SIDE) for each in both)) if _is_square(shape) else (None, 1)
+            if plain >= RELATED:
+                # A symmetric matrix is its own transpose, and what stands in no layer may be a table of embeddings.
+                if numbers_of(name) and turned is not None and turned < RELATED:
+                    found[name] = "not transposed"
+            elif turned is not None and turned >= RELATED:
+                if not is_transposed:
+                    found[name] = "transposed"
+            elif reorders(port, other) or reorders(reference, name):
+                continue
+            elif abs(plain) > _chance(count) or abs(turned or 0.0) > _chance(count_turned) or size > budget:
+                found[name] = "other values"
+            else:
+                budget -= size
+                if not _are_reordered(*(_sums(*each) for each in both)):
+                    found[name] = "unrelated"
+        except ModelError as error:
+            failed.append(f"{name} ({error})")
+    return found, (f"not looked at: {shortened(failed, 1)}",) if failed else ()
+
+
+def _are_transposed(
+    pairs: Sequence[tuple[str, str]], shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> bool:
+    """Whether the port stores the matrices of its layers the other way round, as those that are not square show."""
+    votes = [
+        (shape == shape_there) - (shape == shape_there[::-1])
+        for (name, _), (shape, shape_there) in zip(pairs, shapes, strict=True)
+        if len(shape) == len(shape_there) == 2 and shape[0] != shape[1] and numbers_of(name)
+    ]
+    return sum(votes) < 0
+
+
+def _is_square(shape: tuple[int, ...]) -> bool:
+    return shape[0] == shape[1]
+
+
+def _rows(weights: Weights, name: str, count: int) -> Tensor:
+    """A block of rows from the beginning of a matrix and one from its middle, in float64."""
+    rows = weights.source.tensors[name].matrix[0]
+    middle = max(count, rows // 2)
+    blocks = [(0, min(count, rows)), (middle, min(middle + count, rows))]
+    return torch.cat([weights.source.rows(name, *block) for block in blocks if block[0] < block[1]]).to(torch.float64)
+
+
+def _turned(port: Tensor, reference: Tensor) -> tuple[float | None, int]:
+    """The correlation of a square matrix with the other's transpose, where the rows at hand and their columns meet."""
+    rows, size = port.shape
+    count = rows // 2 if rows < size else rows
+    middle = max(count, size // 2)
+    at = [*range(count), *range(middle, middle + rows - count)]
+    return _correlation(port[:, at], reference[:, at].T)
+
+
+def _correlation(one: Tensor, other: Tensor) -> tuple[float | None, int]:
+    """Pearson's correlation of two blocks, and of how many numbers; None where one is constant or not finite."""
+    one, other = one - one.mean(), other - other.mean()
+    size = float(one.norm() * other.norm())
+    found = float((one * other).sum()) / size if size > 0 and math.isfinite(size) else None
+    return found, one.numel()
+
+
+def _chance(count: int) -> float:
+    """The correlation that unrelated numbers may show: five standard deviations."""
+    return max(0.1, 5 / math.sqrt(count))
+
+
+def _sums(weights: Weights, name: str) -> tuple[Tensor, Tensor]:
+    """The sums of the rows and of the columns of a matrix; a few rows are held at once."""
+    rows, columns = weights.source.tensors[name].matrix
+    step, of_rows, of_columns = max(1, CHUNK // columns), [], torch.zeros(columns, dtype=torch.float64)
+    for start in range(0, rows, step):
+        chunk = weights.source.rows(name, start, min(rows, start + step)).to(torch.float64)
+        of_rows.append(chunk.sum(1))
+        of_columns += chunk.sum(0)
+    return torch.cat(of_rows), of_columns
+
+
+def _are_reordered(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
+    """Whether rows in another order explain a difference, as the columns then have the same sums, or columns do."""
+    return any((_correlation(*sums)[0] or 0.0) >= RELATED for sums in zip(one, other, strict=True))

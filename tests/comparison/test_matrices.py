@@ -1,0 +1,135 @@
+"""A few rows of each matrix tell whether it is the reference's, transposed, or unrelated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from normkit.comparison import matrices
+from normkit.comparison.causes import causes_of
+from normkit.comparison.differences import Comparison
+from normkit.comparison.rows import Rows
+from normkit.comparison.values import Values, compare_values
+from normkit.comparison.weight_sources import weights_of
+from planted_gains import gains
+
+LAYERS = 3
+OUT = "model.layers.1.attn.o_proj.weight"
+
+
+def model(size: int = 64) -> dict[str, Tensor]:
+    """The norms of a small decoder, and its matrices: square ones and others."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"attn.q_proj": (size, size), "attn.o_proj": (size, size), "mlp.up": (3 * size, size)}
+    found = {
+        f"model.layers.{layer}.{name}.weight": torch.randn(shape, generator=generator)
+        for layer in range(LAYERS)
+        for name, shape in shapes.items()
+    }
+    return {**gains(LAYERS), **found}
+
+
+def turned(tensors: dict[str, Tensor], but: str = "") -> dict[str, Tensor]:
+    """All matrices of layers the other way round, but for one."""
+    return {
+        name: each.T.contiguous() if each.dim() == 2 and "layers" in name and name != but else each
+        for name, each in tensors.items()
+    }
+
+
+def compared(
+    port: dict[str, Tensor], reference: dict[str, Tensor], runtime: str = "", architecture: str = ""
+) -> Values:
+    ours = replace(weights_of(port), runtime=runtime, architecture=architecture)
+    return compare_values(ours, weights_of(reference))
+
+
+def told(values: Values, **more: object) -> list[str]:
+    given = {"not_looked_at": {"rows": "nothing runs it"}, **more}
+    found = Comparison(port="port", reference="reference", forms=("arrays", "arrays"), values=values, **given)  # type: ignore[arg-type]
+    assert found.differs == bool(found.causes)
+    return [each.sentence for each in causes_of(found)]
+
+
+@pytest.mark.parametrize("size", [16, 40, 64, 200])
+def test_a_right_port_has_no_finding_and_each_fault_is_named(size: int) -> None:
+    reference = model(size)
+    assert compared(reference, reference).others.matrices == {}
+    values = compared({**reference, OUT: reference[OUT].T.contiguous()}, reference)
+    assert values.others.matrices == {OUT: "transposed"}
+    assert values.is_right is True
+    assert told(values) == [f"The matrix {OUT} is transposed. The norms are right."]
+    drawn = torch.randn(size, size, generator=torch.Generator().manual_seed(8))
+    values = compared({**reference, OUT: drawn}, reference)
+    assert values.others.matrices == {OUT: "unrelated"}
+    assert told(values) == [f"The matrix {OUT} is unrelated to the reference's. The norms are right."]
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_a_port_that_stores_matrices_the_other_way_round_is_right_and_one_left_as_it_was_is_not(size: int) -> None:
+    reference = model(size)
+    assert compared(turned(reference), reference).others.matrices == {}
+    values = compared(turned(reference, but=OUT), reference)
+    assert values.others.matrices == {OUT: "not transposed"}
+    assert told(values) == [
+        f"The matrix {OUT} is not transposed, unlike the others of the layers. The norms are right."
+    ]
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "TQ2_0"])
+def test_quantization_is_no_finding(kind: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    reference = model(256)
+    quantization = getattr(gguf.GGMLQuantizationType, kind)
+    port = {
+        name: torch.from_numpy(gguf.dequantize(gguf.quantize(each.numpy(), quantization), quantization))
+        if each.dim() == 2 and "layers" in name
+        else each
+        for name, each in reference.items()
+    }
+    assert compared(port, reference).others.matrices == {}
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_one_bit_a_number_is_no_finding(bits: int) -> None:
+    reference = model()
+    levels = {1: lambda each: each.sign(), 2: lambda each: (each / 1.0).round().clamp(-2, 1)}[bits]
+    port = {name: levels(each) if "proj" in name else each for name, each in reference.items()}
+    assert compared(port, reference).others.matrices == {}
+
+
+def test_rows_in_another_order_are_no_finding() -> None:
+    reference = model()
+    name = "model.layers.0.attn.q_proj.weight"
+    port = {**reference, name: reference[name].reshape(2, 2, 16, 64).swapaxes(1, 2).reshape(64, 64)}
+    for runtime, architecture in (("llama.cpp", "llama"), ("llama.cpp", "qwen2"), ("", "")):
+        assert compared(port, reference, runtime, architecture).others.matrices == {}
+    port[name] = torch.randn(64, 64, generator=torch.Generator().manual_seed(8))
+    assert compared(port, reference, "llama.cpp", "qwen2").others.matrices == {name: "unrelated"}
+
+
+def test_what_is_neither_is_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = model()
+    port = {**reference, OUT: -reference[OUT]}
+    values = compared(port, reference)
+    assert values.others.matrices == {OUT: "other values"}
+    assert told(values) == []
+    monkeypatch.setattr(matrices, "BUDGET", 64 * 64)
+    drawn = {name: torch.randn_like(each) if "o_proj" in name else each for name, each in reference.items()}
+    found = compared(drawn, reference).others.matrices
+    assert [*found.values()] == ["unrelated", "other values", "other values"]
+
+
+def test_matrices_of_models_whose_rows_agree_are_not_blamed() -> None:
+    reference = model()
+    values = compared({**reference, OUT: reference[OUT].T.contiguous()}, reference)
+    assert told(values, not_looked_at={}, rows=Rows(compared=7)) == []
+
+
+def test_zeros_and_small_matrices_say_nothing() -> None:
+    reference = {**gains(), "model.a.weight": torch.zeros(64, 64), "model.b.weight": torch.randn(4, 4)}
+    port = {**reference, "model.a.weight": torch.randn(64, 64), "model.b.weight": torch.randn(4, 4)}
+    assert compared(port, reference).others.matrices == {}
