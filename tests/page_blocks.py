@@ -114,7 +114,7 @@ def _command(command: str, code: int) -> tuple[int, str]:
     """Exit code and output of a command; `code` is that of the command before."""
     line, _, file = command.partition(" > ")
     if line.startswith("normkit ") and not SHELL.search(line + file):
-        done = CliRunner().invoke(verbs, shlex.split(line)[1:], prog_name="normkit")
+        done = CliRunner().invoke(verbs, shlex.split(line)[1:], prog_name="normkit", env={"COLUMNS": None})
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         if file:

@@ -9,6 +9,7 @@ import pytest
 from rich.text import Text
 
 from normkit.cli.terminal import note, one_line, progress, progress_of_tasks, results, shows_progress
+from normkit.show.terminal import pairs
 
 
 def test_a_message_that_floods_is_cut_in_the_middle():
@@ -40,6 +41,15 @@ def test_a_pipe_gets_a_hundred_columns_without_escape_codes(monkeypatch: pytest.
     text = printed(monkeypatch, io.StringIO())
     assert 90 < max(map(len, text.splitlines())) <= 100
     assert "\x1b" not in text
+
+
+def test_a_pipe_gets_the_columns_that_are_asked_for_and_no_blanks_at_the_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, width in (("80", 80), ("300", 100), ("", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        text = printed(monkeypatch, io.StringIO())
+        assert width - 10 < max(map(len, text.splitlines())) <= width
+        results().print(pairs([(Text("label"), Text("short")), (Text("label"), Text("long " * 60))]))
+        assert not any(line.endswith(" ") for line in sys.stdout.getvalue().splitlines())  # type: ignore[attr-defined]
 
 
 def test_a_terminal_gets_colour_and_its_own_width_up_to_a_hundred(monkeypatch: pytest.MonkeyPatch) -> None:

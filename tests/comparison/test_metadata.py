@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from normkit.comparison.metadata import Metadata, compare_metadata, eps_of_classes, is_same
+from normkit.comparison.metadata import Metadata, compare_metadata, eps_as_declared, eps_of_classes, is_same
 from normkit.comparison.metadata_report import describe_metadata
 from normkit.comparison.weight_sources import weights_of
 from normkit.comparison.weights import Weights
 from normkit.errors import ModelError
 from normkit.show.terminal import section
+from tiny_models import RECIPES, tiny
 
 DEEPSEEK = {
     "model_type": "deepseek_v3",
@@ -95,6 +96,20 @@ def test_a_class_that_ignores_its_configuration_is_compared_as_it_computes() -> 
     text = shown(found)
     assert "file states eps 1e-05, its class uses 1e-06 at 4 norms: kv_a_layernorm, q_a_layernorm" in text
     assert text.count("i class") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("family", ["deepseek_v3", "llama", "gemma2", "gpt2", *sorted(RECIPES)])
+def test_a_family_s_file_states_the_eps_that_its_class_uses(family: str) -> None:
+    made = weights_of(tiny(family, eps=3e-4)[0])
+    declared, used = eps_as_declared(made), eps_of_classes(made.settings, family)
+    assert declared
+    pairs = {path: used[path] for path in declared if path in used}
+    # Only the classes' own path may be shorter or longer than the checkpoint's.
+    assert pairs == {path: declared[path] for path in pairs}
+    # OLMo has its eps in its code alone, where no module tells it.
+    assert len(pairs) == len(declared) or not used
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
@@ -22,15 +23,31 @@ Progress = Callable[[str, float, float], None]
 
 _LONGEST = 2000
 WIDTH = 100
-"""Columns that every result fits into; a pipe gets this width too."""
+"""Columns that every result fits into; a pipe gets this width too, unless COLUMNS asks for fewer."""
+
+
+class _Trimmed:
+    """A text stream that writes lines without blanks at their ends."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(re.sub(r" +(?=\n)", "", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def results() -> Console:
     """The console for results: at most 100 columns, without colours if NO_COLOR is set or stdout is a pipe."""
     from rich.console import Console
 
-    console = Console(color_system=None if plain() else "auto", highlight=False, markup=False, emoji=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    stream = cast("TextIO", _Trimmed(sys.stdout))
+    console = Console(file=stream, color_system=None if plain() else "auto", highlight=False, markup=False, emoji=False)
+    has_width = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+    console.width = min(console.width, WIDTH) if has_width else WIDTH
     return console
 
 

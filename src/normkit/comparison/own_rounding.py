@@ -25,6 +25,8 @@ MEDIAN_JUMP = 3.0
 """The same of the median row: two roundings that do not know of each other are sqrt(2) apart, and rows are many."""
 _MEMORY = 0.8
 """Share of the free memory that a copy of the model may take."""
+_TOKENS = 256
+"""Tokens that run in another precision; a row of a batch runs whole."""
 
 
 Distances = dict[str, tuple[float, float]]
@@ -63,7 +65,7 @@ class OwnRounding:
     dtype: str
     """In which the model computes."""
     batch: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """A row in a batch of two against the row alone."""
+    """A row in the batch against the row alone; in a batch of two, where the batch is one row."""
     precision: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """The model in bfloat16 against the model in float32."""
     not_measured: str = ""
@@ -101,8 +103,8 @@ class OwnRounding:
 def own_rounding(model: nn.Module, batch: Any, base: Recording | None = None, *, tokens: int = 512) -> OwnRounding:
     """Measure how far a model is from itself: the same rows in another batch, and in another precision.
 
-    The first row of the batch runs alone, and in a batch of two. A model in 16 bits runs as a float32 copy too, one in
-    float32 as a bfloat16 copy, if memory permits.
+    The first row of the batch runs alone; a batch of one runs beside itself. The first 256 tokens run in another
+    precision: a model in 16 bits as a float32 copy, one in float32 as a bfloat16 copy, if memory permits.
 
     Args:
         model: The model; it is left as it was.
@@ -119,21 +121,25 @@ def own_rounding(model: nn.Module, batch: Any, base: Recording | None = None, *,
     given = arguments(model, batch)
     base = recorded(model, given, rows=tokens) if base is None else base
     dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
-    # A batch of one is put beside itself.
-    alone = rows(given, 0)
-    two = rows(given, 0, 2) if len(first_of(given)) > 1 else mapped(alone, lambda _, each: torch.cat([each, each]))
+    first = first_of(given)
+    is_text = first.dim() == 2 and not first.is_floating_point()
+    few = rows(given, 0, max(1, _TOKENS // max(first.shape[1], 1))) if is_text else given
     other = torch.float32 if dtype in HALF else torch.bfloat16
 
     def in_a_batch() -> Distances:
-        return _distances(recorded(model, two, rows=2 * tokens), recorded(model, alone, rows=tokens))
+        if len(first) > 1:
+            return _distances(base, recorded(model, rows(given, 0), rows=tokens))
+        # A batch of one is put beside itself.
+        two = mapped(dict(given), lambda _, each: torch.cat([each, each]))
+        return _distances(recorded(model, two, rows=2 * tokens), base)
 
     def in_another_precision() -> Distances:
-        inputs = mapped(dict(given), lambda _, each: each.to(other) if each.dtype == dtype else each)
+        inputs = mapped(dict(few), lambda _, each: each.to(other) if each.dtype == dtype else each)
         return _distances(recorded(_copied(model, other), inputs, rows=tokens), base)
 
     apart: list[Distances] = []
     reasons = []
-    for measure, how in ((in_a_batch, "in a batch of two"), (in_another_precision, f"in {dtype_name(other)}")):
+    for measure, how in ((in_a_batch, "in another batch"), (in_another_precision, f"in {dtype_name(other)}")):
         try:
             apart.append(measure())
         except Exception as error:  # whatever the model's own code raises
