@@ -69,3 +69,18 @@ def test_sizes_and_dtypes_that_no_gain_has() -> None:
 
 def test_a_bias_of_another_size_is_no_norm_s() -> None:
     assert [norm.bias for norm in sorted_of(norm__weight=(8,), norm__bias=(9,)).norms] == [None]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 64), (1, 64), (1, 64, 1, 1), (64, 1, 1)])
+def test_axes_of_one_number_do_not_hide_a_gain(shape: tuple[int, ...]) -> None:
+    found = norm_tensors(
+        {"h.0.input_layernorm.weight": TensorInfo("F32", shape), "h.0.input_layernorm.bias": TensorInfo("F32", (64,))}
+    )
+    assert [(norm.weight, norm.bias, norm.shape) for norm in found.norms] == [
+        ("h.0.input_layernorm.weight", "h.0.input_layernorm.bias", (64,))
+    ]
+
+
+def test_without_a_norm_s_name_only_a_long_last_axis_beside_ones_is_a_gain() -> None:
+    assert [norm.weight for norm in sorted_of(stack__0__n1__g=(1, 1, 64)).norms] == ["stack.0.n1.g"]
+    assert sorted_of(score__weight=(1, 64), conv__weight=(1, 1, 3), depth__weight=(64, 1, 1)).norms == ()

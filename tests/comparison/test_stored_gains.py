@@ -142,3 +142,26 @@ def test_gains_with_signs_at_random_are_not_taken_for_trained_ones(seed: int, ce
         # The rule itself: hardly any sum is negative, many are below one.
         assert float((drawn + found.adds < -0.1).double().mean()) <= 0.01
         assert float((drawn + found.adds < 0.9).double().mean()) >= 0.1
+
+
+def trained(layers: int = 5, n: int = 64) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    names = [f"h.{layer}.{name}.weight" for layer in range(layers) for name in ("ln_1", "ln_2")]
+    return {name: 0.1 + 1.2 * torch.rand(n, generator=generator) for name in (*names, "ln_f.weight")}
+
+
+@pytest.mark.parametrize("norm", ["h.1.ln_2", "ln_f"])
+@pytest.mark.parametrize("adds", [0.0, 1.0])
+def test_one_norm_at_its_start_among_trained_ones_is_named(norm: str, adds: float) -> None:
+    tensors = {name: gain - adds for name, gain in trained().items()}
+    tensors[f"{norm}.weight"] = torch.full((64,), 1.0 - adds)
+    found = stored_gains(weights_of(tensors))
+    assert (found.reading, found.untrained) == (READING[int(adds)], {norm: 1.0 - adds})
+    facts = {fact.label: fact.value for fact in describe_gains(found).facts}
+    assert facts["untrained"] == f"{norm}: all {1 - adds:g}, as initialised, where 10 other norms are trained"
+
+
+def test_a_constant_that_is_no_start_and_a_file_of_starts_are_not_untrained_norms() -> None:
+    assert stored_gains(weights_of(trained())).untrained == {}
+    assert stored_gains(weights_of(trained() | {"ln_f.weight": torch.zeros(64)})).untrained == {}
+    assert stored_gains(weights_of({name: torch.ones(64) for name in trained()})).untrained == {}

@@ -155,11 +155,15 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """At one of the levels they differ by more than rounding, and by more than a runtime's way to store them."""
+        """At one of the levels they differ by more than rounding, and by more than a runtime's way to store them.
+
+        Norms that round in another place differ, too, though only their bits show it.
+        """
         are_wrong = self.values is not None and self.values.is_right is False
         has_another_eps = self.metadata is not None and self.metadata.differs
         has_matrix = bool(self.wrong_matrices)
-        return are_wrong or has_matrix or has_another_eps or self.conventions.differs or self.rows.birth is not None
+        shows = self.rows.birth is not None or bool(self.causes)
+        return are_wrong or has_matrix or has_another_eps or self.conventions.differs or shows
 
     @property
     def wrong_matrices(self) -> Mapping[str, str]:

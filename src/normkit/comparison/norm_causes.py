@@ -14,7 +14,7 @@ from normkit.comparison.own_rounding import Limit
 from normkit.comparison.row_causes import RowCause
 from normkit.comparison.row_places import Place
 from normkit.conventions.eps import eps_in
-from normkit.errors import InputError, SpecError
+from normkit.errors import InputError, NormkitError, SpecError
 from normkit.identification.cast_program import in_words, programs_of
 from normkit.identification.half_precision_calls import Run, rate
 from normkit.identification.passport import CONVENTIONS, words_of
@@ -39,10 +39,19 @@ def applied(formula: Formula, x: Tensor) -> Tensor:
     if part is not None and part.dim() > x.dim() - 1:
         # A gain for each head; heads stand within tokens.
         whole = whole.reshape(-1, *part.shape[: part.dim() - x.dim() + 1], *x.shape[1:])
-    elif formula.span is not None and x.dim() - 1 > max(formula.span, 1):
+    elif part is not None and part.dim() < x.dim() - 1 and part.numel() == x[0].numel():
+        # The formula was found on flat rows.
         whole = whole.flatten(1)
     spec = formula.spec.replace(eps=eps_in(x.dtype, formula.spec.eps))
     return replace(formula, spec=spec)(whole, torch.float64).reshape(x.shape)
+
+
+def takes(formula: Formula, x: Tensor) -> bool:
+    """Whether the sizes of rows are those of the formula: a norm may have been recorded in other rows than its own."""
+    try:
+        return applied(formula, x[:1]).shape == x[:1].shape
+    except (RuntimeError, IndexError, NormkitError):
+        return False
 
 
 def causes_at(
@@ -200,5 +209,7 @@ def _difference(given: NormSpec, expected: NormSpec, readings: Sequence[str] = t
 
 def _has_other_gain(formula: Formula, other: Formula) -> bool:
     if formula.weight is None or other.weight is None or formula.weight.shape != other.weight.shape:
+        return False
+    if (formula.bias is None) != (other.bias is None):
         return False
     return not torch.equal(formula.weight, other.weight)

@@ -17,6 +17,9 @@ BIASES = ("bias", "beta", "b", "offset")
 LONGEST = 2**20
 """The most numbers of a gain: a longer vector belongs to something else."""
 
+LEAST_WITHOUT_NAME = 16
+"""The fewest numbers of a tensor (1, 1, n) that is a gain without a norm's name: a convolution's kernel is shorter."""
+
 # One word of a name says that it is a norm: input_layernorm, ln_1, q_norm, LayerNorm, norm1, rmsnorm, ffn_norm.
 _NORM = re.compile(r"norm|(?:^|[._])ln(?:[._\d]|$)|(?:^|_)ln$|(?:^|[._])[a-z]+_ln(?:[._]|$)", re.IGNORECASE)
 
@@ -63,7 +66,8 @@ def norm_tensors(tensors: Mapping[str, TensorInfo]) -> Sorted:
 
     A norm is a path with a vector called weight, gamma, scale, g or gain below it, and perhaps one called bias, beta or
     b of the same size, and no matrix. Where the path says norm or ln, a gain for each head, of two axes, is a norm's
-    too. A vector with such a path but without a further name, as in "blocks.3.norm1", is a gain.
+    too. A vector with such a path but without a further name, as in "blocks.3.norm1", is a gain. A vector may be stored
+    with axes of one number, as (1, 1, n) or, in an image model's norm, (1, n, 1, 1).
 
     Example:
         >>> shapes = {"ln_f.weight": (8,), "ln_f.bias": (8,), "lm_head.weight": (50, 8), "lm_head.bias": (50,)}
@@ -80,23 +84,35 @@ def norm_tensors(tensors: Mapping[str, TensorInfo]) -> Sorted:
         gain = next((held[role] for role in GAINS if role in held), None)
         bias = next((held[role] for role in BIASES if role in held), None)
         first = gain or bias
-        if first is None or any(len(tensors[name].shape) > 2 for name in held.values()):
+        is_named = bool(_NORM.search(path))
+        shapes = {name: _vector(tensors[name].shape, is_named=is_named) for name in held.values()}
+        if first is None or any(len(shape) > 2 for shape in shapes.values()):
             continue
-        shape, is_named = tensors[first].shape, bool(_NORM.search(path))
-        is_matrix = any(len(tensors[name].shape) == 2 for name in held.values())
-        is_per_head = is_named and len({tensors[name].shape for name in held.values()}) == 1
+        shape = shapes[first]
+        is_matrix = any(len(shape) == 2 for shape in shapes.values())
+        is_per_head = is_named and len({*shapes.values()}) == 1
         if not shape or (is_matrix and not is_per_head) or (gain is None and not is_named):
             continue
         reason = _against(path, first, tensors[first], is_named=is_named)
         if reason:
             left_out[first] = reason
             continue
-        if bias is not None and tensors[bias].shape != shape:
+        if bias is not None and shapes[bias] != shape:
             bias = None
         found.append(NormTensors(path=path, weight=gain, bias=bias, shape=shape, is_named=is_named))
         taken |= {name for name in (gain, bias) if name is not None}
     others = tuple(name for name in tensors if name not in taken and name not in left_out)
     return Sorted(norms=tuple(found), left_out=left_out, others=others)
+
+
+def _vector(shape: tuple[int, ...], *, is_named: bool) -> tuple[int, ...]:
+    """The shape of what may be a gain, without axes of one number that only make it fit its rows.
+
+    Two axes are those of a matrix, and three of a convolution, unless a norm's name is above or only the last is long.
+    """
+    sizes = tuple(size for size in shape if size > 1)
+    only_last = len(shape) > 2 and math.prod(shape[:-1]) == 1 and shape[-1] >= LEAST_WITHOUT_NAME
+    return sizes if len(sizes) == 1 and (is_named or only_last) else shape
 
 
 def _parted(name: str) -> tuple[str, str]:

@@ -64,7 +64,7 @@ def _verdict(found: Comparison) -> Verdict:
     """What is different and where, in one sentence; or that all is the same."""
     if found.causes:
         return Verdict(tone="error", headline="different", detail=found.causes[0].sentence)
-    if found.rows.birth:
+    if found.differs:
         detail = f"{_sames(found)}, but the two runs differ." if _sames(found) else "the two runs differ."
         return Verdict(tone="error", headline="different", detail=detail)
     if not _sames(found):

@@ -69,7 +69,8 @@ def paired(port: Recording, reference: Recording) -> Places:
         if x[0].numel() != x0[0].numel():
             continue
         if x.shape[1:] != x0.shape[1:]:
-            x, y, x0, y0 = (rows.flatten(1) for rows in (x, y, x0, y0))
+            # The reference's formula is for rows as the reference's are.
+            x, y = (rows.reshape(-1, *x0.shape[1:]) for rows in (x, y))
         order = _order(x, x0, tokens)
         count = min(len(order), len(x0))
         pairs.append(

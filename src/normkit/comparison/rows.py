@@ -8,14 +8,14 @@ norms the rows are held against each other. The measure is the reference's own r
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from normkit.comparison.effects import Formula, distances
-from normkit.comparison.norm_causes import applied, cause_of_bits, causes_at, rounds_elsewhere
+from normkit.comparison.norm_causes import applied, cause_of_bits, causes_at, rounds_elsewhere, takes
 from normkit.comparison.own_rounding import JUMP, Limit, OwnRounding, rounding
 from normkit.comparison.recording import Recording
 from normkit.comparison.row_causes import (
@@ -153,16 +153,13 @@ def compare_rows(
     if not places.pairs and (port.norms or reference.norms):
         return Rows(not_run="no norm of the one has as many features as a norm of the other")
     if formulas is None:
-        formulas = {
-            each.path: Formula.of(each.passport.spec, each.passport)
-            for each in reference.book.entries
-            if each.passport.spec
-        }
+        formulas = _found_in(reference)
     # A norm that is called twice has one formula.
     formulas = {
         place.reference: found
         for place in places.pairs
         if (found := formulas.get(place.reference, formulas.get(place.reference.rpartition("#")[0]))) is not None
+        and takes(found, place.reference_rows[0])
     }
     scan = _Scan(own, places, formulas, _dtypes(port, reference), folded)
     for place in places.pairs:
@@ -322,6 +319,21 @@ class _Scan:
         if self.first_bits is None and worst > 0:
             self.first_bits = birth
         self._carried, self._last = max(self._carried, worst), worst
+
+
+def _found_in(reference: Recording) -> dict[str, Formula]:
+    """Path -> the formula that a recording's own rows show."""
+    found = {}
+    for each in reference.book.entries:
+        if (spec := each.passport.spec) is None:
+            continue
+        formula = Formula.of(spec, each.passport)
+        count = reference.norms[each.path].input.dim() - 1
+        if count > 1 and formula.weight is None and formula.bias is None:
+            # It was found on flat rows, and no parameter tells how many axes a row has.
+            formula = replace(formula, spec=spec.replace(axes=tuple(range(-count, 0))))
+        found[each.path] = formula
+    return found
 
 
 def _dtypes(*recordings: Recording) -> list[torch.dtype]:

@@ -96,6 +96,8 @@ class StoredGains:
     """How many norms have a bias."""
     not_finite: tuple[str, ...]
     """Names of gains with NaN or infinities; they are in no kind."""
+    untrained: Mapping[str, float]
+    """Path of a norm whose gains are all the number that they begin at -> that number; empty where all norms are so."""
     notes: tuple[str, ...]
 
     @property
@@ -125,6 +127,7 @@ class StoredGains:
             "kinds": [each.to_json() for each in self.kinds],
             "biases": self.biases,
             "not_finite": [*self.not_finite],
+            "untrained": {**self.untrained},
             "notes": [*self.notes],
         }
 
@@ -153,16 +156,34 @@ def stored_gains(weights: Weights) -> StoredGains:
             bad.append(norm.weight)
             continue
         kinds[kind_of(norm.path)].append((norm.path, values))
+    found = tuple(_kind(weights, kind, members) for kind, members in kinds.items())
     return StoredGains(
         name=weights.name,
         runtime=weights.runtime,
         architecture=weights.architecture,
         eps=weights.eps,
-        kinds=tuple(_kind(weights, kind, members) for kind, members in kinds.items()),
+        kinds=found,
         biases=sum(norm.bias is not None for norm in norms),
         not_finite=tuple(bad),
+        untrained=_untrained(found, kinds),
         notes=weights.notes,
     )
+
+
+def _untrained(found: Sequence[KindOfGains], kinds: Mapping[str, Sequence[tuple[str, Tensor]]]) -> dict[str, float]:
+    """The norms whose gains are all at their start, where others are not.
+
+    Gains begin at 1 less what a loader adds; where that is not decided, at what it is for the file's other kinds.
+    """
+    decided = {each.adds for each in found if each.adds is not None}
+    at_start = {}
+    for kind in found:
+        starts = {1 - adds for adds in ({kind.adds} if kind.adds is not None else decided) if adds is not None}
+        for path, values in kinds[kind.kind]:
+            first = float(values[0])
+            if first in (starts or {0.0, 1.0}) and bool((values == first).all()):
+                at_start[path] = first
+    return at_start if len(at_start) < sum(map(len, kinds.values())) else {}
 
 
 def _kind(weights: Weights, kind: str, members: Sequence[tuple[str, Tensor]]) -> KindOfGains:

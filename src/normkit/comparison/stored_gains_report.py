@@ -33,6 +33,14 @@ def describe_gains(found: StoredGains) -> Section:
             each
         )
     facts = [_fact(members, found.runtime) for members in groups.values()]
+    by_number: dict[float, list[str]] = defaultdict(list)
+    for path, number in found.untrained.items():
+        by_number[number].append(path)
+    others = counted(sum(each.norms for each in found.kinds) - len(found.untrained), "other norm")
+    are = "is" if others.startswith("1 ") else "are"
+    for number, paths in by_number.items():
+        words = f"{shortened(paths)}: all {number:g}, as initialised, where {others} {are} trained"
+        facts.insert(0, Fact("untrained", words, "warning"))
     if found.not_finite:
         facts.insert(0, Fact("not finite", f"NaN or infinity in {shortened(found.not_finite)}", "error"))
     if found.biases:
