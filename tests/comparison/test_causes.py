@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from normkit.comparison.comparing import compare_sides
 from normkit.comparison.differences import Comparison
+from normkit.comparison.row_causes import RowCause
+from normkit.comparison.rows import Rows
 from normkit.comparison.sides import Side, open_side
 
 Gains = dict[str, Tensor]
@@ -100,3 +102,32 @@ def test_the_cause_comes_before_what_follows_from_it() -> None:
     assert [cause.level for cause in found.causes] == ["values", "metadata"]
     assert found.rows.birth is not None
     assert found.rows.birth.path == "1"
+
+
+def test_a_copy_that_the_files_show_is_not_told_again_from_rows(gains: Gains) -> None:
+    one, other = PATHS[2], PATHS[3]
+    rows = Rows(
+        causes=(
+            RowCause(kind="gain", paths=(one, other), words=f"{one} has the gain of {other}"),
+            RowCause(kind="gain", paths=(other, one), words=f"{other} has the gain of {one}"),
+        )
+    )
+    found = compared(side({**gains, f"{one}.weight": gains[f"{other}.weight"]}), side(gains))
+    assert [cause.sentence for cause in replace(found, rows=rows).causes] == [
+        f"{one}.weight holds a copy of the gain of {other} of the same layer.",
+        f"{other} has the gain of {one}.",
+    ]
+
+
+def test_gains_in_eight_bits_and_in_another_order(gains: Gains) -> None:
+    rounded = {name: gain.to(torch.float8_e5m2).float() for name, gain in gains.items()}
+    [cause] = compared(side(rounded, "transformers"), side(gains, "transformers")).causes
+    words = "All 8 gains hold the reference's values, rounded to float8_e5m2: too few digits for a gain."
+    assert cause.sentence == words
+    assert cause.remedy == "convert them anew from reference, in 16 bits or more"
+    turned = {name: gain.flip(0) if "q_norm" in name else gain for name, gain in gains.items()}
+    [cause] = compared(side(turned, "transformers"), side(gains, "transformers")).causes
+    assert cause.sentence == (
+        "4 gains of query norms: reference in another order (reversed); wrong: transformers reads them in the "
+        "reference's order."
+    )

@@ -46,9 +46,9 @@ def test_an_architecture_that_the_converter_writes_is_right(architecture: str, m
 def test_another_architecture_is_a_fault_and_what_follows_is_said_where_it_is_known() -> None:
     computes = "llama.cpp computes what it computes for"
     assert told("llama", "gemma3_text") == [
-        f"architecture llama instead of gemma3: {computes} llama (no scale of the embeddings, SiLU in place of GELU)"
+        f"architecture llama instead of gemma3; {computes} llama: no scale of the embeddings, SiLU in place of GELU"
     ]
-    assert told("llama", "qwen3") == [f"architecture llama instead of qwen3: {computes} llama"]
+    assert told("llama", "qwen3") == [f"architecture llama instead of qwen3; {computes} llama"]
     assert told("gemma3", "qwen3", runtime="transformers") == []
 
 

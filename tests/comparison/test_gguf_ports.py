@@ -22,6 +22,7 @@ from gguf_ports import (
     real,
     reference,
 )
+from normkit.comparison.comparing import compare
 from normkit.comparison.gguf_file import read_gguf
 from normkit.comparison.metadata import compare_metadata
 from normkit.comparison.values import Values, compare_values
@@ -164,3 +165,18 @@ def test_each_gain_of_a_real_file_is_what_was_planted(real_models, tmp_path, nam
     file.unlink()
     assert truth_of(values) == told(port)
     assert values.is_right == all(value.is_right for value in port.truth.values())
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "nemotron"])
+def test_another_architecture_is_the_only_cause_of_a_file_that_is_right_but_for_it(tmp_path, architecture):
+    tensors = reference(architecture)
+    port = replace(converted(architecture, tensors), architecture="qwen2" if architecture == "nemotron" else "llama")
+    found = compare(
+        port.write(tmp_path / "model.gguf"), folder_of(tmp_path / "model", architecture, tensors), run=False
+    )
+    assert found.values is not None
+    assert found.values.is_right is True
+    [cause] = found.causes
+    words = f"names the architecture {port.architecture} instead of {architecture}; llama.cpp computes what it"
+    assert words in cause.sentence
+    assert found.differs

@@ -133,3 +133,10 @@ def test_zeros_and_small_matrices_say_nothing() -> None:
     reference = {**gains(), "model.a.weight": torch.zeros(64, 64), "model.b.weight": torch.randn(4, 4)}
     port = {**reference, "model.a.weight": torch.randn(64, 64), "model.b.weight": torch.randn(4, 4)}
     assert compared(port, reference).others.matrices == {}
+
+
+def test_a_matrix_that_is_not_square_shows_it_by_its_shape() -> None:
+    reference, name = model(), "model.layers.2.mlp.up.weight"
+    port = {**reference, name: reference[name].T.contiguous()}
+    assert compared(port, reference).others.matrices == {name: "transposed"}
+    assert compared(turned(reference, but=name), reference).others.matrices == {name: "not transposed"}

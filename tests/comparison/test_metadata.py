@@ -137,7 +137,7 @@ def test_a_class_that_transformers_lacks_is_a_note(settings: dict[str, Any]) -> 
 def test_a_gguf_file_without_eps_is_refused_by_llama_cpp(settings: dict[str, Any], key: str) -> None:
     port = replace(weights({}, runtime="llama.cpp"), architecture="llama")
     found = compare_metadata(port, weights({"": 1e-6}, settings=settings), [("a", "a")])
-    words = f"none: llama.cpp refuses a file without {key}"
+    words = f"none; llama.cpp refuses a file without {key}"
     assert found.differs
     assert [(each.label, each.words) for each in found.faults] == [("eps", words)]
     assert f"eps {words}" in " ".join(shown(found).split())

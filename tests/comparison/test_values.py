@@ -140,7 +140,7 @@ def test_gains_in_another_order_are_wrong_where_the_runtime_keeps_it(
     found = next(each for each in compare_values(ours, theirs).tensors if each.name == name)
     assert found.relation.words == f"reference in another order (rotary halves of {size} interleaved)"
     assert found.is_right is is_right
-    assert (found.verdict == f"wrong: {runtime} keeps transformers' order") == (is_right is False)
+    assert (found.verdict == f"wrong: {runtime} reads them in the reference's order") == (is_right is False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)

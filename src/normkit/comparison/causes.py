@@ -48,15 +48,19 @@ def causes_of(found: Comparison) -> tuple[Cause, ...]:
     """The causes: what is stored first, then what norms compute, where they stand, and what only rows show."""
     of_values = () if found.values is None else (*_of_values(found.values), *_only_in_port(found, found.values))
     of_metadata = () if found.metadata is None else _of_metadata(found.metadata)
-    made = [*of_values, *_of_matrices(found), *of_metadata, *_of_conventions(found)]
+    faults = () if found.metadata is None else found.metadata.faults
+    of_faults = (Cause(level="metadata", sentence=each.sentence, remedy=each.remedy) for each in faults)
+    made = [*of_faults, *of_values, *_of_matrices(found), *of_metadata, *_of_conventions(found)]
     explained = {path for each in made for path in each.places}
     settings = () if found.metadata is None else found.metadata.settings
     for cause in found.rows.causes:
         if cause.kind == "first token" and any(each.is_of_attention for each in settings):
             continue
         # What the files or the formulas have told is not told again.
-        if not cause.paths or not explained.issuperset(cause.paths):
-            sentence = f"{cause.words[0].upper()}{cause.words[1:]}."
+        told = cause.paths[:1] if cause.kind == "gain" else cause.paths
+        if not told or not explained.issuperset(told):
+            is_path = "." in cause.words.split(" ")[0]
+            sentence = f"{cause.words if is_path else cause.words[0].upper() + cause.words[1:]}."
             made.append(Cause(level="rows", sentence=sentence, remedy="", places=cause.paths))
     return tuple(made)
 
@@ -155,6 +159,8 @@ def _of_group(group: ValueGroup, first: TensorValue, reference: str) -> tuple[st
         sign = "+" if (found.constant or 0) > 0 else "-"
         values = f"the reference's {sign} {added:g}" if found.kind == "offset" else "the reference's values"
         kind, _, effect = group.verdict.partition(": ")
+        if found.rounding.startswith("float8"):
+            return f"{hold} {values}, rounded to {found.rounding}: {effect}.", f"{remedy}, in 16 bits or more"
         if kind not in _VERDICTS:
             return f"{hold} {values}{f'; {group.verdict}' if group.verdict else ''}.", remedy
         return f"{hold} {values}. {_VERDICTS[kind]}: {effect}.", f"{remedy}, {_ADVICE[kind]}"
@@ -162,6 +168,8 @@ def _of_group(group: ValueGroup, first: TensorValue, reference: str) -> tuple[st
         if found.order:
             return f"The layers stand in the order {found.order}.", f"convert {reference} anew, layer by layer"
         where = f", {found.place}" if found.place and found.place != found.other else ""
+        if found.place.endswith("of the same layer"):
+            where = " of the same layer"
         if alone:
             return f"{hold} a copy of the {role} of {found.other}{where}.", remedy
         return f"{hold} copies of those of other norms{where}.", remedy
@@ -193,8 +201,6 @@ def _swaps(
 
 
 def _of_metadata(found: Metadata) -> Iterator[Cause]:
-    for fault in found.faults:
-        yield Cause(level="metadata", sentence=f"{found.port}: {fault.label} {fault.words}.", remedy=fault.remedy)
     wrong: dict[tuple[float | None, float | None], list[str]] = {}
     for each in found.eps:
         if each.is_same is False:

@@ -41,7 +41,7 @@ def read_gguf(path: str | Path) -> Weights:
     architecture = settings.get("general.architecture", "")
     if not isinstance(architecture, str) or not architecture.isprintable():
         raise ModelError(damaged(source.files[0], f"its architecture is {quoted(architecture)}"))
-    names, note = _names(architecture, source.tensors)
+    names, note = names_in_transformers(architecture, source.tensors)
     return Weights(
         name=str(path),
         runtime="llama.cpp",
@@ -175,7 +175,7 @@ def _eps(file: Path, architecture: str, settings: Mapping[str, Any]) -> dict[str
     return {}
 
 
-def _names(architecture: str, tensors: Iterable[str]) -> tuple[dict[str, tuple[str, ...]], str]:
+def names_in_transformers(architecture: str, tensors: Iterable[str]) -> tuple[dict[str, tuple[str, ...]], str]:
     """Name of a tensor -> its names in transformers, the likeliest first; and a remark if they are not known."""
     try:
         from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES

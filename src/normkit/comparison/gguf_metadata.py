@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from normkit.comparison.gguf_file import names_in_transformers
 from normkit.comparison.weights import Weights
 
 _RELATIVES: Mapping[str, tuple[str, ...]] = {
@@ -31,6 +32,8 @@ class Fault:
     """What it is about: "eps" or "architecture"."""
     words: str
     """What is wrong, without the name of the file."""
+    sentence: str
+    """What is wrong, with the name of the file."""
     remedy: str
     """What to do, in a few words."""
 
@@ -48,13 +51,15 @@ def faults_of(port: Weights, reference: Weights) -> Iterator[Fault]:
     """
     if port.runtime != "llama.cpp" or port.architecture in ("", "clip"):
         return
-    own = own_architecture(str(reference.settings.get("model_type", "")))
-    if own and port.architecture not in (own, *_RELATIVES.get(own, ())):
+    own = expected_architecture(port, reference)
+    if own != port.architecture:
         lacking = _LACKING.get((port.architecture, own), "")
+        computes = f"llama.cpp computes what it computes for {port.architecture}"
+        computes = f"{computes}: {lacking}" if lacking else computes
         yield Fault(
             label="architecture",
-            words=f"{port.architecture} instead of {own}: llama.cpp computes what it computes for {port.architecture}"
-            + (f" ({lacking})" if lacking else ""),
+            words=f"{port.architecture} instead of {own}; {computes}",
+            sentence=f"{port.name} names the architecture {port.architecture} instead of {own}; {computes}.",
             remedy=f"write {own} into general.architecture, and its keys, or convert the reference anew",
         )
     if not port.eps:
@@ -64,9 +69,27 @@ def faults_of(port: Weights, reference: Weights) -> Iterator[Fault]:
         keys = " or ".join(f"{port.architecture}.attention.{name}" for name in names)
         yield Fault(
             label="eps",
-            words=f"none: llama.cpp refuses a file without {keys}",
+            words=f"none; llama.cpp refuses a file without {keys}",
+            sentence=f"{port.name} states no eps: llama.cpp refuses a file without {keys}.",
             remedy="write the reference's eps into the metadata of the file",
         )
+
+
+def expected_architecture(port: Weights, reference: Weights) -> str:
+    """The architecture that a GGUF file should name: its own, where nothing speaks against it."""
+    own = own_architecture(str(reference.settings.get("model_type", "")))
+    is_right = not own or port.architecture in (own, *_RELATIVES.get(own, ()))
+    return port.architecture if is_right else own
+
+
+def with_expected_names(port: Weights, reference: Weights) -> Weights:
+    """The port; a GGUF file that names another architecture has the names of the reference's own."""
+    if port.runtime != "llama.cpp" or port.architecture in ("", "clip"):
+        return port
+    expected = expected_architecture(port, reference)
+    if expected == port.architecture:
+        return port
+    return replace(port, names=names_in_transformers(expected, port.source.tensors)[0])
 
 
 def own_architecture(model_type: str) -> str:

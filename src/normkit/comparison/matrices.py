@@ -58,7 +58,12 @@ def compare_matrices(
         progress("matrices", done, len(pairs))
         dtypes = {port.source.tensors[name].dtype, reference.source.tensors[other].dtype}
         size = math.prod(shape)
-        if shape != shape_there or len(shape) != 2 or size < LEAST or not dtypes <= {*FLOATS}:
+        if len(shape) == 2 and not _is_square(shape) and numbers_of(name):
+            if shape == shape_there[::-1] and not is_transposed:
+                found[name] = "transposed"
+            elif shape == shape_there and is_transposed:
+                found[name] = "not transposed"
+        if name in found or shape != shape_there or len(shape) != 2 or size < LEAST or not dtypes <= {*FLOATS}:
             continue
         both = (port, name), (reference, other)
         try:

@@ -184,11 +184,11 @@ def judged(
     if found.kind == "permuted":
         if port is None or reference is None or port.may_reorder or reference.may_reorder:
             return "right only if its readers are in that order too", None
-        return f"wrong: {runtime} keeps transformers' order", False
+        return f"wrong: {runtime} reads them in the reference's order", False
     if found.kind not in ("equal", "offset"):
         return "", None if found.kind == "undecided" else False
     if found.rounding.startswith("float8"):
-        return f"wrong: {found.rounding.partition('_')[2]} keeps too few digits of a gain", False
+        return "wrong: too few digits for a gain", False
     stored = found.constant or 0.0
     if port is None or reference is None:
         return _without_runtime(stored, reference)

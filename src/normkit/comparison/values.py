@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from normkit.comparison.folded_gains import folding, readers_of
+from normkit.comparison.gguf_metadata import with_expected_names
 from normkit.comparison.layer_order import with_layer_order
 from normkit.comparison.origins import origins
 from normkit.comparison.other_tensors import OtherTensors, compare_others
@@ -116,6 +117,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         ['reference + 1']
     """
     report = progress or (lambda _stage, _done, _total: None)
+    port, reference = with_expected_names(port, reference), with_expected_names(reference, port)
     ours, theirs = norm_tensors(port.source.tensors), norm_tensors(reference.source.tensors)
     held, held_there = _Vectors(port), _Vectors(reference)
 
