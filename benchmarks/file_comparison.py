@@ -4,9 +4,9 @@
 
 Each size is a Llama of so many GB of bfloat16 in shards of 5 GB: against the same model in one GGUF file of F16, and
 against another such folder. Gains are written; matrices are left as holes in the files, which take no space on the
-disk: nothing reads them, as the bytes read show (`/proc/self/io`). `--pair` takes GGUF files and folders as they are,
-as often as given. The pages of the files stay in the memory of the system from round to round. `peak` is the most
-memory that the process ever had (VmHWM), and how much of it came after normkit and torch were imported.
+disk: a few rows of each are read, as the bytes read show (`/proc/self/io`). `--pair` takes GGUF files and folders as
+they are, as often as given. The pages of the files stay in the memory of the system from round to round. `peak` is
+the most memory that the process ever had (VmHWM), and how much of it came after normkit and torch were imported.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ LEAST = 256
 BUDGET = 2**28
 """The most numbers of matrices that are read whole, to see whether their rows stand in another order."""
 
-_ROWS, _SIDE = 8, 32
-"""Rows of each of the two blocks that are read, and of those of a square matrix that may be transposed."""
+_NUMBERS, _ROWS, _SIDE = 4096, 8, 32
+"""The numbers and the most rows of each of the two blocks that are read first, and the rows of those of a square matrix
+that may be transposed."""
 
 
 def compare_matrices(
@@ -67,7 +68,8 @@ def compare_matrices(
             continue
         both = (port, name), (reference, other)
         try:
-            plain, count = _correlation(*(_rows(*each, _ROWS) for each in both))
+            few = min(_ROWS, max(1, _NUMBERS // shape[1]))
+            plain, count = _correlation(*(_rows(*each, few) for each in both))
             if plain is None or (plain >= RELATED and not is_transposed):
                 continue
             turned, count_turned = _turned(*(_rows(*each, _SIDE) for each in both)) if _is_square(shape) else (None, 1)
