@@ -111,6 +111,29 @@ def test_gguf_against_a_folder() -> None:
     assert found.reason == "the file states no rope.freq_base, and llama.cpp takes this"
 
 
+@pytest.mark.parametrize(
+    ("more", "stated"),
+    [
+        ({"attention.sliding_window": 0}, {"sliding_window": None}),
+        ({"attention.key_length": 32, "attention.key_length_swa": 16}, {"head_dim": 16}),
+        ({"attention.head_count_kv": 1}, {"num_key_value_heads": 4, "kv_lora_rank": 8}),
+        ({"attention.head_count_kv": [1, 2]}, {"num_key_value_heads": 2}),
+        ({"rope.scaling.type": "none", "attention.scale": 0.015625}, {"attention_multiplier": 0.015625}),
+    ],
+)
+def test_what_llama_cpp_writes_in_its_own_way(more: dict[str, Any], stated: dict[str, Any]) -> None:
+    port = of({**GGUF, **{f"llama.{key}": value for key, value in more.items()}}, "llama.cpp")
+    assert words(port, of({**LLAMA, **stated})) == []
+
+
+def test_what_is_none_is_off_or_the_default() -> None:
+    port = of({**LLAMA, "use_bidirectional_attention": None, "hidden_activation": "gelu_pytorch_tanh"})
+    assert words(port, of({**LLAMA, "use_bidirectional_attention": False, "hidden_activation": None})) == []
+    assert words(of({**LLAMA, "sliding_window": None}), of({**LLAMA, "sliding_window": 512})) == [
+        "sliding_window is none instead of 512"
+    ]
+
+
 def test_a_head_of_its_own_that_holds_the_embedding_is_tied() -> None:
     embedding = torch.randn(8, 64)
     tied = of(LLAMA, model__embed_tokens__weight=embedding)

@@ -20,6 +20,7 @@ _PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Parts of a configuration of several models that hold that of the language model."""
 _ROPE = "rope_parameters"
 _BASE = f"{_ROPE}.rope_theta"
+_ACTIVATIONS = ("hidden_act", "hidden_activation")
 _LAYERED = ("full_attention", "sliding_attention")
 _GGUF_BASE = 10_000.0
 """The base that llama.cpp takes where the file states none (src/llama-model.cpp, rope_freq_base_train)."""
@@ -126,7 +127,8 @@ def is_same(one: Any, other: Any) -> bool:
     is_number = [isinstance(each, (int, float)) and not isinstance(each, bool) for each in (one, other)]
     if all(is_number):
         return bool(one == other or abs(one - other) <= SAME * max(abs(one), abs(other)))
-    return bool(one == other)
+    # What is none is off.
+    return bool((False if one is None else one) == (False if other is None else other))
 
 
 def _flat(settings: Mapping[str, Any], runtime: str) -> dict[str, Any]:
@@ -157,7 +159,8 @@ def _of_transformers(flat: Mapping[str, Any]) -> dict[str, Any]:
             name = f"{_ROPE}.{key.removeprefix('rope_scaling.')}"
         if name == f"{_ROPE}.type" or name.endswith(".rope_scaling.type"):
             name = f"{name.removesuffix('type')}rope_type"
-        if key not in ("rope_scaling", _ROPE):
+        is_default = value is None and (name.startswith(f"{_ROPE}.") or name in _ACTIVATIONS)
+        if key not in ("rope_scaling", _ROPE) and not is_default:
             found.setdefault(name, value)
     for part in ("", *(f"{each}." for each in _LAYERED)):
         if f"{_ROPE}.{part}rope_theta" in found:
@@ -184,8 +187,12 @@ def _of_gguf(flat: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any
         if value is None or isinstance(value, (list, tuple)):
             continue
         name = next((each for each in alternatives if each in there), alternatives[0])
-        if not (is_latent and name in ("num_key_value_heads", "head_dim")):
+        is_unlike = is_latent and name in ("num_key_value_heads", "head_dim")
+        # Two kinds of layers may have heads of two sizes; transformers states that of the one as head_dim.
+        if not is_unlike and not (name == "head_dim" and "attention.key_length_swa" in flat):
             found[name] = "default" if value == "none" else value
+    if found.get("sliding_window") == 0:
+        found["sliding_window"] = None
     return found
 
 
