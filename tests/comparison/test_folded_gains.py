@@ -123,6 +123,22 @@ def test_a_reader_of_another_shape_leaves_it_open() -> None:
     assert "not told for q_proj" in found.relation.words
 
 
+@pytest.mark.parametrize(("share", "kind"), [(1.0, "folded"), (0.0, "constant")])
+def test_a_bias_is_folded_where_the_biases_of_all_readers_hold_it(share: float, kind: str) -> None:
+    folder = demo.directory("layernorm")
+    source = weights_of(folder).source
+    port = {name: source.rows(name, 0, info.matrix[0]).reshape(info.shape) for name, info in source.tensors.items()}
+    norm, reader = "transformer.h.1.ln_2", "transformer.h.1.mlp.c_fc"
+    gain, bias, matrix = (port[name].double() for name in (f"{norm}.weight", f"{norm}.bias", f"{reader}.weight"))
+    port[f"{reader}.weight"] = (gain[:, None] * matrix).float()
+    port[f"{reader}.bias"] = (port[f"{reader}.bias"] + share * (bias @ matrix)).float()
+    port |= {f"{norm}.weight": torch.ones(len(gain)), f"{norm}.bias": torch.zeros(len(gain))}
+    ours = replace(weights_of(port), runtime="transformers", architecture="gpt2")
+    found = {each.name: each for each in compare_values(ours, weights_of(folder)).tensors}
+    assert found[f"{norm}.weight"].relation.kind == "folded"
+    assert (found[f"{norm}.bias"].relation.kind, found[f"{norm}.bias"].is_right) == (kind, share == 1)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_normkit_folds_is_right(tmp_path: Path) -> None:

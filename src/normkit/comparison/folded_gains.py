@@ -110,6 +110,41 @@ def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain
     return Folding(is_folded=None, is_seen=bool(held), words=words)
 
 
+def holds_bias(port: Weights, reference: Weights, readers: Readers, name: str, bias: Tensor) -> bool | None:
+    """Whether the biases of a norm's readers hold its bias: `b + W @ bias`; None if one of them is unknown.
+
+    Args:
+        port: The parameters of the port.
+        reference: Those of the reference.
+        readers: The readers of the reference's norms.
+        name: Name of the norm's gain in the reference.
+        bias: The reference's bias of the norm, in float64.
+    """
+    for linear in (found := readers.of.get(name, ())):
+        theirs = linear.weight if linear.weight in reference.source.tensors else linear.tied_to or linear.weight
+        own = linear.bias if linear.bias in reference.source.tensors else None
+        ours = None if own is None else _counterpart(port, reference, own, own)
+        info = reference.source.tensors[theirs]
+        if (
+            own is None
+            or ours is None
+            or info.dtype not in FLOATS
+            or len(info.shape) != 2
+            or info.shape[linear.in_axis] != len(bias)
+        ):
+            return None
+        step, parts = max(1, CHUNK // info.matrix[1]), []
+        for start in range(0, info.matrix[0], step):
+            chunk = reference.source.rows(theirs, start, min(info.matrix[0], start + step)).to(torch.float64)
+            parts.append(chunk @ bias if linear.in_axis else bias[start : start + len(chunk)] @ chunk)
+        moved = torch.cat(parts) if linear.in_axis else torch.stack(parts).sum(0)
+        held = port.source.rows(ours, 0, 1).flatten().to(torch.float64)
+        before = reference.source.rows(own, 0, 1).flatten().to(torch.float64)
+        if bool(((held - before - moved).abs() > NEAR * (held.abs().max() + moved.abs().max())).any()):
+            return False
+    return True if found else None
+
+
 def _counterpart(port: Weights, reference: Weights, name: str, theirs: str) -> str | None:
     """The name of a reader in the port: its own, or that of the table it shares."""
     names = [*port.source.tensors]

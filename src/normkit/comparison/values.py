@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.comparison.folded_gains import folding, readers_of
+from normkit.comparison.folded_gains import folding, holds_bias, readers_of
 from normkit.comparison.gguf_metadata import with_expected_names
 from normkit.comparison.layer_order import with_layer_order
 from normkit.comparison.origins import origins
@@ -270,13 +270,27 @@ def _with_folds(
                     words = f"{each.relation.words}{start}: the trained gain is lost{why}"
                 each = replace(each, relation=replace(each.relation, kind=kind, reason=words))
         made.append(each)
+    folded = {
+        each.path: each.reference_name for each in made if each.role == "weight" and each.relation.kind == "folded"
+    }
+    for place, each in enumerate(made):
+        if each.role == "bias" and each.path in folded and each.relation.constant == 0:
+            bias = held_there.of(each.reference_name)
+            is_held = holds_bias(port, reference, readers, folded[each.path], bias)
+            outcomes: dict[bool | None, str] = {
+                True: "folded into the biases of its readers",
+                False: "lost: its readers' biases do not hold it",
+            }
+            said = outcomes.get(is_held, "whether its readers' biases hold it is not known")
+            kind, reason = _FOLDED[is_held], f"{each.relation.words}: {said}"
+            made[place] = replace(each, relation=replace(each.relation, kind=kind, reason=reason))
     return made
 
 
 def _judged(value: TensorValue, port: Weights, reference: Weights) -> TensorValue:
     """The value with what it means to who loads the port. A bias is added as it is stored, by every runtime."""
     if value.role == "bias":
-        is_right = {"equal": True, "undecided": None}.get(value.relation.kind, False)
+        is_right = {"equal": True, "folded": True, "undecided": None}.get(value.relation.kind, False)
         return replace(value, is_right=is_right)
     conventions = convention(port, value.path), convention(reference, value.reference_path)
     verdict, is_right = judged(value.relation, *conventions, port.runtime)
