@@ -96,6 +96,16 @@ def _of_values(found: Values) -> Iterator[Cause]:
             sentence, remedy = _of_group(group, first, found.reference)
             paths = tuple(tensors[name].path for name in group.names)
             yield Cause(level="values", sentence=sentence, remedy=remedy, places=paths)
+    wrong = [each for each in found.running if not each.is_right]
+    for words in dict.fromkeys(each.words for each in wrong):
+        places = tuple(each.path for each in wrong if each.words == words)
+        which = places[0] if len(places) == 1 else f"{len(places)} norms ({shortened(places, 2)})"
+        yield Cause(
+            level="values",
+            sentence=f"The running statistics of {which}: {words}.",
+            remedy=f"convert running mean and variance anew from {found.reference}",
+            places=places,
+        )
     if found.missing:
         are = "is" if len(found.missing) == 1 else "are"
         yield Cause(

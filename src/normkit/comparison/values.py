@@ -19,6 +19,7 @@ from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms
 from normkit.comparison.parameters import NormTensors, norm_tensors
 from normkit.comparison.relations import Kind, Relation, relation
 from normkit.comparison.renamed_norms import renamed
+from normkit.comparison.running_statistics import RunningStatistics, compare_running
 from normkit.comparison.runtimes import Convention, convention, elsewhere, judged
 from normkit.comparison.value_groups import Role, TensorValue, ValueGroup, grouped
 from normkit.comparison.weights import Weights
@@ -47,6 +48,8 @@ class Values:
     """The tensors that are not of norms."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Name of a tensor that the other side's runtime does not keep in its file -> where it is."""
+    running: tuple[RunningStatistics, ...] = ()
+    """The running statistics of batch norms."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -57,7 +60,7 @@ class Values:
     @property
     def is_right(self) -> bool | None:
         """Whether every gain and bias is right; None if none is wrong and some are undecided."""
-        if self.missing or self.extra or any(each.is_right is False for each in self.tensors):
+        if self.missing or self.extra or any(each.is_right is False for each in (*self.tensors, *self.running)):
             return False
         return True if self.tensors and all(each.is_right for each in self.tensors) else None
 
@@ -74,6 +77,7 @@ class Values:
             "left_out": {**self.left_out},
             "others": self.others.to_json(),
             "elsewhere": {**self.elsewhere},
+            "running": [each.to_json() for each in self.running],
             "notes": [*self.notes],
         }
 
@@ -174,6 +178,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         left_out={name: reason for name, reason in ours.left_out.items() if name not in taken},
         others=replace(others, missing=tuple(name for name in others.missing if name not in kept)),
         elsewhere=kept,
+        running=compare_running(port, reference, {each.path: each.reference_path for each in found}),
         notes=(
             *port.notes,
             *reference.notes,

@@ -13,6 +13,9 @@ _TONES: dict[bool | None, Tone] = {False: "error", None: "note", True: "good"}
 def describe_values(found: Values) -> Section:
     """The stored gains and biases against the reference's, safe to print."""
     facts = [_fact(group) for group in found.groups]
+    for words in dict.fromkeys(each.words for each in found.running):
+        paths = [each.path for each in found.running if each.words == words]
+        facts.append(Fact("running statistics", f"{shortened(paths, 2)}: {words}", _TONES[words == "equal"]))
     if found.missing:
         facts.insert(0, Fact("missing", _listed(found.missing), "error"))
     if found.extra:
@@ -62,6 +65,8 @@ def _verdict(found: Values) -> Verdict:
     parts = []
     if wrong:
         parts.append(f"{wrong} of {count} of norms {'is' if wrong == 1 else 'are'} wrong")
+    if lost := sum(not each.is_right for each in found.running):
+        parts.append(f"the running statistics of {counted(lost, 'norm')} are wrong")
     if found.missing:
         parts.append(f"{len(found.missing)} {'is' if len(found.missing) == 1 else 'are'} missing")
     if found.extra:
