@@ -73,6 +73,32 @@ def test_a_reference_over_the_positions_is_compared_too(ids: dict[str, Tensor]) 
     assert found.rows.birth.path == "norms.norm0"
 
 
+@pytest.mark.parametrize("name", ["norm", "other"])
+def test_a_division_by_the_mean_magnitude_is_named_and_not_missing(name: str, ids: dict[str, Tensor]) -> None:
+    found = compare(Stack("magnitudes", name), Stack(), ids)
+    (cause,) = found.causes
+    assert cause.places == tuple(f"norms.{name}{layer}" for layer in range(LAYERS))
+    assert cause.sentence.endswith(
+        " do not compute what the reference's do: no norm of the space of conventions (its rows are divided by the "
+        "mean of their magnitudes)."
+    )
+    fact = next(each for each in describe_comparison(found).facts if each.label == "no convention")
+    assert "no division by a standard deviation or rms explains its rows" in fact.value
+
+
+def test_a_reference_that_no_spec_describes_is_told_with_its_norm_of_the_port(ids: dict[str, Tensor]) -> None:
+    (cause,) = compare(Stack(name="other"), Stack("magnitudes"), ids).causes
+    assert cause.places == tuple(f"norms.other{layer}" for layer in range(LAYERS))
+    assert "which is none of the conventions (it does not grow with its input" in cause.sentence
+
+
+def test_a_norm_that_is_lacking_is_still_missing(ids: dict[str, Tensor]) -> None:
+    port = Stack()
+    port.norms["norm1"] = nn.Identity()
+    found = compare(port, Stack(), ids)
+    assert any("norms.norm1" in cause.sentence and "missing" in cause.sentence for cause in found.causes)
+
+
 def test_what_the_bits_alone_show_is_a_difference() -> None:
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(400, 128, generator=generator).bfloat16()

@@ -254,12 +254,36 @@ def _of_conventions(comparison: Comparison) -> Iterator[Cause]:
             remedy="",
             places=tuple(paths),
         )
+    yield from _of_strange(comparison)
     for owner, where in (("reference", "missing in the port"), ("port", "only in the port")):
-        paths = [each.path for each in found.unmatched if each.owner == owner]
+        paths = [each.path for each in found.unmatched if each.owner == owner and not each.counterpart]
         paths = [path for path in paths if not any(f".{name}".find(f".{path}.") >= 0 for name in stored)]
         if paths:
             are = "is" if len(paths) == 1 else "are"
             yield Cause(level="wiring", sentence=f"{_listed(paths)} {are} {where}.", remedy="", places=tuple(paths))
+
+
+def _of_strange(comparison: Comparison) -> Iterator[Cause]:
+    """Norms of one side in whose place the other has something that no spec describes."""
+    causes = [each for each in comparison.rows.causes if each.kind == "divisor"]
+    divisions = {path: f"its rows are {each.words.partition(' are ')[2]}" for each in causes for path in each.paths}
+    alike: dict[tuple[str, str], list[str]] = {}
+    for each in comparison.conventions.unmatched:
+        if each.counterpart:
+            path = each.path if each.owner == "port" else each.counterpart
+            # The class comes first.
+            reason = each.reason.partition(": ")[2] or each.reason
+            alike.setdefault((each.owner, divisions.get(path) or reason), []).append(path)
+    for (owner, reason), paths in alike.items():
+        does = "do" if len(paths) > 1 else "does"
+        strange = "no norm of the space of conventions" if owner == "reference" else "which is none of the conventions"
+        which = _listed(paths)
+        yield Cause(
+            level="conventions",
+            sentence=f"{which} {does} not compute what the reference's {does}: {strange} ({reason}).",
+            remedy="",
+            places=tuple(paths),
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

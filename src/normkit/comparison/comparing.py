@@ -12,8 +12,9 @@ from torch import Tensor
 from normkit import demo
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
-from normkit.comparison.contrasts import Contrast, across_dtypes, contrast, unmatched, with_swaps
+from normkit.comparison.contrasts import Contrast, across_dtypes, contrast, unmatched, with_counterparts, with_swaps
 from normkit.comparison.differences import Comparison, Conventions, Level, Pair
+from normkit.comparison.effects import Formula
 from normkit.comparison.metadata import compare_metadata
 from normkit.comparison.own_rounding import OwnRounding, free_memory, own_rounding
 from normkit.comparison.pairing import match
@@ -187,16 +188,18 @@ def _with_norms(
             own = own_rounding(reference.model, given, recordings[1], tokens=_ROWS)
         stored = () if found.values is None else found.values.tensors
         folded = [each.path for each in stored if each.relation.kind == "folded"]
-        rows = _rows(contrasts, recordings, own, folded)
+        rows = _rows(_formulas(contrasts, there), recordings, own, folded)
         if rows.not_run:
             lacking.setdefault("rows", rows.not_run)
+    in_place = {path: other for path, other, _ in rows.pairs} | {each.path: each.reference_path for each in stored}
+    alone = with_counterparts(unmatched(here.book, there.book, paired), in_place)
     conventions = Conventions(
         pairs=tuple(
             across_dtypes(_observed(each, recordings), _dtypes(each.pair, recordings))
             for each in contrasts
             if _is_wanted(site, each.pair.entry.path, each.pair.reference.path)
         ),
-        unmatched=tuple(each for each in unmatched(here.book, there.book, paired) if _is_wanted(site, each.path)),
+        unmatched=tuple(each for each in alone if _is_wanted(site, each.path)),
         left_out={
             path: (reason, there.book.left_out[path])
             for path, reason in here.book.left_out.items()
@@ -328,8 +331,21 @@ def _recording(side: Side, survey: Survey, batch: Batch, spans: Mapping[str, int
     return side.lacking.get("rows", "it cannot be run")
 
 
+def _formulas(contrasts: Sequence[Contrast], there: Survey) -> dict[str, Formula]:
+    """Path -> formula of each norm of the reference, that of a norm without a counterpart too if its numbers are known.
+
+    What stands in its place in the port is then compared with it.
+    """
+    alone = {
+        each.path: Formula.of(spec, each.passport)
+        for each in there.book.entries
+        if each.path in there.acting and (spec := each.passport.spec) is not None
+    }
+    return alone | {each.pair.reference.path: each.formulas[1] for each in contrasts if each.formulas is not None}
+
+
 def _rows(
-    contrasts: Sequence[Contrast],
+    formulas: Mapping[str, Formula],
     recordings: Sequence[Recording | str],
     own: OwnRounding | None,
     folded: Sequence[str],
@@ -337,7 +353,6 @@ def _rows(
     here, there = recordings
     if isinstance(here, str) or isinstance(there, str):
         return Rows(not_run=here if isinstance(here, str) else str(there))
-    formulas = {each.pair.reference.path: each.formulas[1] for each in contrasts if each.formulas is not None}
     return compare_rows(here, there, own, formulas, folded)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -169,6 +169,31 @@ def unmatched(model: PassportBook, reference: PassportBook, matches: Sequence[Ma
     """The norms of either that have no counterpart; what both leave out at one path is none of these."""
     here = _alone("port", model, reference, {each.entry.path for each in matches})
     return (*here, *_alone("reference", reference, model, {each.reference.path for each in matches}))
+
+
+def with_counterparts(alone: Sequence[Unmatched], pairs: Mapping[str, str]) -> tuple[Unmatched, ...]:
+    """The norms without a counterpart; one in whose place stands something that no spec describes is told with it.
+
+    Args:
+        alone: The norms of either.
+        pairs: Path in the port -> path in the reference, as stored gains or recorded rows were paired.
+    """
+    norms = {(each.owner, each.path): each for each in alone}
+    found, taken = dict(norms), set[tuple[Owner, str]]()
+    places = [(path, other) for (owner, path) in norms if owner == "port" and (other := pairs.get(path)) is not None]
+    for path, other in places:
+        here, there = norms["port", path], norms.get(("reference", other))
+        # Exactly one of the two is a norm that a spec describes: the other one has a reason and no class.
+        if there is None or bool(here.class_name) == bool(there.class_name):
+            continue
+        strange, norm = (here, there) if there.class_name else (there, here)
+        found[norm.owner, norm.path] = replace(norm, reason=strange.reason, counterpart=strange.path)
+        taken.add((strange.owner, strange.path))
+    for key, each in found.items():
+        # At the same path the reason is what the other side leaves out there.
+        if each.class_name and each.reason and not each.counterpart:
+            found[key] = replace(each, counterpart=each.path)
+    return tuple(each for key, each in found.items() if key not in taken)
 
 
 def _alone(owner: Owner, book: PassportBook, other: PassportBook, matched: set[str]) -> Iterator[Unmatched]:

@@ -95,6 +95,8 @@ class Unmatched:
     """Class of the module."""
     reason: str = ""
     """Why, where it is not merely that there is none."""
+    counterpart: str = ""
+    """Path of what stands in its place in the other, where it is no norm that a spec describes; else ""."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

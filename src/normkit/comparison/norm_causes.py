@@ -93,6 +93,10 @@ def causes_at(
     if limit.holds(distances(y, applied(formula, applied(formula, x)))):
         yield RowCause(kind="applied twice", paths=(path,), words=f"{path} is applied twice")
         return
+    if (divisor := _other_divisor(x, y, formula, limit)) is not None:
+        words = f"the port's rows at {{}} are divided by {divisor}"
+        yield RowCause(kind="divisor", paths=(path,), words=words)
+        return
     x0, y0 = place.reference_rows
     rows = ((y0, applied(formula, x0)), (y, applied(formula, x)))
     exact, apart = (float(distances(*each).median()) for each in rows)
@@ -101,6 +105,30 @@ def causes_at(
         f"{apart:.1e} from it, the reference's own {exact:.1e}"
     )
     yield RowCause(kind="unknown", paths=(path,), words=words)
+
+
+def _other_divisor(x: Tensor, y: Tensor, formula: Formula, limit: Limit) -> str | None:
+    """What the port divides its rows by, where that is another size of the row, in words; else None."""
+    spec = formula.spec
+    if spec.rows.are_channels or x.dim() != 2 or (formula.weight is not None and formula.weight.shape != x.shape[1:]):
+        return None
+    wide = x.double()
+    wide = wide - wide.mean(-1, keepdim=True) if spec.centre_numerator else wide
+    gain = torch.ones(()) if formula.weight is None else spec.gain.effective(formula.weight, torch.float64)
+    bias = torch.zeros(()) if formula.bias is None else formula.bias
+    sizes = {
+        "the mean of their magnitudes": wide.abs().mean(-1, keepdim=True),
+        "the sum of their magnitudes": wide.abs().sum(-1, keepdim=True),
+        "their largest magnitude": wide.abs().amax(-1, keepdim=True),
+        "the mean of their squares, without the root": wide.square().mean(-1, keepdim=True),
+        "the root of the sum of their squares": wide.square().sum(-1, keepdim=True).sqrt(),
+    }
+    for words, size in sizes.items():
+        # The eps of the port is not known: 0, or the reference's.
+        for eps in (0.0, eps_in(x.dtype, spec.eps)):
+            if limit.holds(distances(y, wide / (size + eps) * gain.double() + bias.double())):
+                return words
+    return None
 
 
 def rounds_elsewhere(place: Place, formula: Formula) -> float | None:

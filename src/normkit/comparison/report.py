@@ -173,7 +173,17 @@ def _facts(found: Comparison) -> tuple[Fact, ...]:
         facts.append(Fact("pairs", f"{len(by_order)} of {counted(len(found.conventions.pairs), 'norm')}: {how}"))
         facts.append(Fact("", shortened([_name(pair) for pair in by_order])))
     owners = {"port": found.port, "reference": found.reference}
-    alone = merged((f"only in {owners[each.owner]}", each.path, each.reason) for each in found.conventions.unmatched)
+    alone = merged(
+        (f"only in {owners[each.owner]}", each.path, each.reason)
+        for each in found.conventions.unmatched
+        if not each.counterpart
+    )
+    strange = merged(
+        ("no convention", each.counterpart if each.owner == "reference" else each.path, each.reason)
+        for each in found.conventions.unmatched
+        if each.counterpart
+    )
+    alone = [*alone, *strange]
     facts += [Fact(label, f"{where}: {reason}" if reason else where) for label, where, reason in alone]
     for role in ("weight", "bias"):
         facts += _parameter_facts(found, role)

@@ -32,7 +32,7 @@ class RowCause:
     """One explanation, which the rows agree with."""
 
     kind: str
-    """Its kind: "formula", "casts", "gain", "swapped gains", "not applied", "applied twice", "missing norm",
+    """Its kind: "formula", "divisor", "casts", "gain", "swapped gains", "not applied", "applied twice", "missing norm",
     "extra norm", "final norm", "scale", "softcap", "wiring", "first token" or "unknown"."""
     paths: tuple[str, ...]
     """The port's norms that it is about, or the reference's if they are missing."""

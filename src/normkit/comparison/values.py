@@ -60,7 +60,9 @@ class Values:
     @property
     def is_right(self) -> bool | None:
         """Whether every gain and bias is right; None if none is wrong and some are undecided."""
-        if self.missing or self.extra or any(each.is_right is False for each in (*self.tensors, *self.running)):
+        if self.missing or self.extra or not all(each.is_right for each in self.running):
+            return False
+        if any(each.is_right is False for each in self.tensors):
             return False
         return True if self.tensors and all(each.is_right for each in self.tensors) else None
 

@@ -13,9 +13,9 @@ _TONES: dict[bool | None, Tone] = {False: "error", None: "note", True: "good"}
 def describe_values(found: Values) -> Section:
     """The stored gains and biases against the reference's, safe to print."""
     facts = [_fact(group) for group in found.groups]
-    for words in dict.fromkeys(each.words for each in found.running):
-        paths = [each.path for each in found.running if each.words == words]
-        facts.append(Fact("running statistics", f"{shortened(paths, 2)}: {words}", _TONES[words == "equal"]))
+    for told in dict.fromkeys(each.words for each in found.running):
+        paths = [each.path for each in found.running if each.words == told]
+        facts.append(Fact("running statistics", f"{shortened(paths, 2)}: {told}", _TONES[told == "equal"]))
     if found.missing:
         facts.insert(0, Fact("missing", _listed(found.missing), "error"))
     if found.extra:
