@@ -116,3 +116,35 @@ def test_what_the_bits_alone_show_is_a_difference() -> None:
     assert verdict is not None
     assert (verdict.headline, found.differs) == ("different", True)
     assert not compare(reference, reference).differs
+
+
+class Drafting(Stack):
+    """A second head beside the model's own, whose logits are added to its own or stand beside them."""
+
+    def __init__(self, *, is_late: bool, together: str) -> None:
+        super().__init__()
+        self.head, self.draft = (nn.Linear(WIDTH, TOKENS, bias=False) for _ in range(2))
+        generator = torch.Generator().manual_seed(8)
+        for linear in (self.head, self.draft):
+            linear.weight.data = torch.randn(TOKENS, WIDTH, generator=generator) / WIDTH**0.5
+        self.is_late, self.together = is_late, together
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.tokens(input_ids)
+        for norm, linear in zip(self.norms.values(), self.maps, strict=False):
+            x = x + linear(norm(x))
+        y = self.final(x)
+        drafted, logits = self.draft(y if self.is_late else x), self.head(y)
+        return logits + drafted if self.together == "sum" else torch.cat([logits, drafted], -1)
+
+
+@pytest.mark.parametrize("together", ["sum", "cat"])
+def test_a_second_head_that_reads_the_stream_before_the_final_norm_is_named(
+    together: str, ids: dict[str, Tensor]
+) -> None:
+    reference = Drafting(is_late=True, together=together)
+    found = compare(Drafting(is_late=False, together=together), reference, ids)
+    assert [cause.sentence for cause in found.causes] == [
+        "The head draft takes what enters final, where the reference's draft takes what leaves final."
+    ]
+    assert not compare(Drafting(is_late=True, together=together), reference, ids).differs

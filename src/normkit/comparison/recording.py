@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,9 @@ class Recording:
     """The model's output for the first tokens, of shape (rows, vocabulary); None if it was not recorded."""
     head: Tensor | None = None
     """What the last linear map takes to make the outputs, of shape (rows, n); None if it was not recorded."""
+    heads: Mapping[str, Tensor] = field(default_factory=dict)
+    """Path of a module -> what its linear map takes, for each of the last maps that make the outputs, in their order;
+    only in memory."""
     order: tuple[str, ...] = ()
     """The norms in the order of their calls in one run, each once for every call; () if it is not known."""
 

@@ -106,6 +106,34 @@ def cause_of_head(head: Tensor, calls: Calls, others: Calls, limit: Limit) -> It
             return
 
 
+def causes_of_heads(
+    heads: Mapping[str, Tensor],
+    others: Mapping[str, Tensor],
+    calls: Calls,
+    calls_there: Calls,
+    names: Mapping[str, str],
+    limit: Limit,
+) -> Iterator[RowCause]:
+    """Of several heads, those that take another place of the stream than the reference's.
+
+    Args:
+        heads: What the port's heads take.
+        others: What the reference's heads take, of as many heads.
+        calls: The port's norms.
+        calls_there: The reference's norms.
+        names: The port's norm -> the reference's.
+        limit: What rounding explains at the outputs.
+    """
+    for (path, x), (other, x0) in zip(heads.items(), others.items(), strict=True):
+        found, found_there = _one_of(x, calls, limit), _one_of(x0, calls_there, limit)
+        if found is None or found_there is None:
+            continue
+        verb, _, norm = found.partition(" ")
+        if f"{verb} {names.get(norm, norm)}" != found_there:
+            words = f"the head {path} takes what {found}, where the reference's {other} takes what {found_there}"
+            yield RowCause(kind="wiring", paths=(norm,), words=words)
+
+
 def cause_of_extra(path: str, calls: Calls) -> RowCause:
     """A norm of the port that the reference has not: one that is called twice, or another one."""
     norm = calls[path]

@@ -23,6 +23,7 @@ from normkit.comparison.row_causes import (
     cause_of_extra,
     cause_of_head,
     causes_before,
+    causes_of_heads,
     causes_of_outputs,
     together,
 )
@@ -212,7 +213,10 @@ def _causes(
         limit = scan.allowed("after", None)
         if port.outputs is not None and reference.outputs is not None:
             yield from causes_of_outputs(port.outputs, reference.outputs, limit)
-        if port.head is not None:
+        if len(port.heads) == len(reference.heads) > 1:
+            names = {place.path: place.reference for place in places.pairs}
+            yield from causes_of_heads(port.heads, reference.heads, here, there, names, limit)
+        elif port.head is not None:
             yield from cause_of_head(port.head, here, there, limit)
 
 

@@ -29,6 +29,8 @@ _SAMPLES = 16
 """Samples of a norm that normalizes whole samples, such as images."""
 _OUTPUTS = 64
 """Rows of the model's output: one may have a quarter of a million numbers."""
+_HEADS = 4
+"""Linear maps at the end of a run among which heads are looked for."""
 _LINEAR_MAPS = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Names by which torch's wrappers hold what they wrap."""
@@ -148,7 +150,8 @@ class _Recorder(TorchFunctionMode):
         self._tokens: list[tuple[int, ...]] = []
         self._outputs: list[Tensor] = []
         self._heads: list[Tensor] = []
-        self._last_map: tuple[Any, Any] = (None, None)
+        self._maps: list[tuple[str, Any, Any]] = []
+        self._more_heads: dict[str, list[Tensor]] = {}
         self._runs = 0
         # Which tokens of this run are kept, (B, T); None where there are no tokens.
         self._kept: Tensor | None = None
@@ -184,11 +187,17 @@ class _Recorder(TorchFunctionMode):
         missing = _OUTPUTS - sum(map(len, self._outputs))
         if y is not None and y.dim() > 1 and missing > 0:
             self._outputs.append(self._picked(_gathered(y), 1, missing)[:missing])
-            x, made = self._last_map
-            # Between the head and the output there may be a scale, a softcap or a cast.
-            if _are_rows(x) and _are_rows(made) and made.shape == y.shape and not is_distributed(x):
-                self._heads.append(self._picked(x, 1, missing)[:missing])
-        self._last_map = (None, None)
+            seen = Counter[str]()
+            for place, (path, x, made) in enumerate(self._maps, 1):
+                # Between the head and the output there may be a scale, a softcap or a cast.
+                if _are_rows(x) and _are_rows(made) and not is_distributed(x) and _makes(made, y):
+                    rows = self._picked(x, 1, missing)[:missing]
+                    seen[path] += 1
+                    key = f"{path or 'of the model'}#{seen[path]}" if seen[path] > 1 else path or "of the model"
+                    self._more_heads.setdefault(key, []).append(rows)
+                    if place == len(self._maps) and made.shape == y.shape:
+                        self._heads.append(rows)
+        self._maps = []
         self._runs += 1
 
     def _enter(
@@ -218,8 +227,8 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in _LINEAR_MAPS:
             y = function(*args, **kwargs)
-            # The tensor is the model's own until the end of its run; the last one stays.
-            self._last_map = (first_tensor(args, kwargs), y)
+            # The tensors are the model's own until the end of its run; the last ones stay.
+            self._maps = [*self._maps[1 - _HEADS :], (self._frames[-1][0], first_tensor(args, kwargs), y)]
             return y
         parent, is_inside, made = self._frames[-1]
         if is_inside or (name := NORM_FUNCTIONS.get(function)) is None:
@@ -290,6 +299,7 @@ class _Recorder(TorchFunctionMode):
             tokens=tuple(self._tokens),
             outputs=torch.cat(self._outputs) if self._outputs else None,
             head=torch.cat(self._heads) if self._heads else None,
+            heads={path: torch.cat(rows) for path, rows in self._more_heads.items()},
             order=tuple(path for path in self._order if path in norms),
         )
 
@@ -348,6 +358,11 @@ def token_major(leading: tuple[int, ...], kept: Tensor) -> Tensor | None:
     else:
         return None
     return places[kept].flatten()
+
+
+def _makes(made: Tensor, y: Tensor) -> bool:
+    """Whether what a linear map makes is the output, or one of two parts of it."""
+    return made.shape[:-1] == y.shape[:-1] and y.shape[-1] in (made.shape[-1], 2 * made.shape[-1])
 
 
 def _gathered(x: Any) -> Tensor:
