@@ -216,11 +216,15 @@ def _of_metadata(found: Metadata) -> Iterator[Cause]:
         if each.is_same is False:
             wrong.setdefault((each.given, each.expected), []).append(each.path)
     for (given, expected), paths in wrong.items():
+        # A model in memory or in code has no file to write to.
+        file = _PLACES.get(found.runtimes[0], "metadata") if found.runtimes[0] else ""
         which = f"{len(paths)} of {counted(len(found.eps), 'norm')} have" if len(paths) > 1 else f"{paths[0]} has"
         yield Cause(
             level="metadata",
             sentence=f"{which} eps {given:.7g} instead of {expected:.7g}.",
-            remedy=f"write the reference's eps into the {_PLACES.get(found.runtimes[0], 'metadata')} of {found.port}",
+            remedy=f"write the reference's eps into the {file} of {found.port}"
+            if file
+            else "give them the reference's eps",
             places=tuple(paths),
         )
     for setting in found.settings:
