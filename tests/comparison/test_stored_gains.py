@@ -157,8 +157,10 @@ def test_one_norm_at_its_start_among_trained_ones_is_named(norm: str, adds: floa
     tensors[f"{norm}.weight"] = torch.full((64,), 1.0 - adds)
     found = stored_gains(weights_of(tensors))
     assert (found.reading, found.untrained) == (READING[int(adds)], {norm: 1.0 - adds})
-    facts = {fact.label: fact.value for fact in describe_gains(found).facts}
-    assert facts["untrained"] == f"{norm}: all {1 - adds:g}, as initialised, where 10 other norms are trained"
+    section = describe_gains(found)
+    assert section.verdict is not None
+    assert section.verdict.tone == "warning"
+    assert f"{norm}: all {1 - adds:g}, as initialised, where 10 other norms are trained." in section.verdict.detail
 
 
 def test_a_constant_that_is_no_start_and_a_file_of_starts_are_not_untrained_norms() -> None:

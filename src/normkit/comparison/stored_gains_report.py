@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from normkit.comparison.stored_gains import KindOfGains, StoredGains, stored_gains
 from normkit.comparison.weights import Weights
@@ -33,14 +34,11 @@ def describe_gains(found: StoredGains) -> Section:
             each
         )
     facts = [_fact(members, found.runtime) for members in groups.values()]
-    by_number: dict[float, list[str]] = defaultdict(list)
-    for path, number in found.untrained.items():
-        by_number[number].append(path)
-    others = counted(sum(each.norms for each in found.kinds) - len(found.untrained), "other norm")
-    are = "is" if others.startswith("1 ") else "are"
-    for number, paths in by_number.items():
-        words = f"{shortened(paths)}: all {number:g}, as initialised, where {others} {are} trained"
-        facts.insert(0, Fact("untrained", words, "warning"))
+    verdict, fresh = _verdict(found), _untrained(found)
+    if fresh and verdict.tone != "error":
+        verdict = replace(verdict, tone="warning", detail=f"{verdict.detail} {fresh[0]}.")
+        del fresh[0]
+    facts[:0] = [Fact("untrained", words, "warning") for words in fresh]
     if found.not_finite:
         facts.insert(0, Fact("not finite", f"NaN or infinity in {shortened(found.not_finite)}", "error"))
     if found.biases:
@@ -54,11 +52,23 @@ def describe_gains(found: StoredGains) -> Section:
             id="gains",
             title=f"Gains of {found.name}",
             source="read from the stored values; nothing was run",
-            verdict=_verdict(found),
+            verdict=verdict,
             facts=tuple(facts),
             remarks=found.notes,
         )
     )
+
+
+def _untrained(found: StoredGains) -> list[str]:
+    """The norms at their start among trained ones, a sentence for each number at which they are."""
+    others = sum(each.norms for each in found.kinds) - len(found.untrained)
+    trained = f"{counted(others, 'other norm')} {'is' if others == 1 else 'are'} trained"
+    by_number: dict[float, list[str]] = defaultdict(list)
+    for path, number in found.untrained.items():
+        by_number[number].append(path)
+    return [
+        f"{shortened(paths)}: all {number:g}, as initialised, where {trained}" for number, paths in by_number.items()
+    ]
 
 
 def _verdict(found: StoredGains) -> Verdict:
