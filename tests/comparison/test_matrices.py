@@ -79,6 +79,15 @@ def test_a_port_that_stores_matrices_the_other_way_round_is_right_and_one_left_a
     ]
 
 
+def test_a_graph_of_onnx_multiplies_by_a_matrix_or_by_its_transpose() -> None:
+    reference = model()
+    port = {**reference, OUT: reference[OUT].T.contiguous()}
+    assert compared(port, reference, runtime="ONNX").others.matrices == {}
+    assert compared(turned(reference, but=OUT), reference, runtime="ONNX").others.matrices == {}
+    drawn = torch.randn(64, 64, generator=torch.Generator().manual_seed(8))
+    assert compared({**reference, OUT: drawn}, reference, runtime="ONNX").others.matrices == {OUT: "unrelated"}
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "TQ2_0"])
 def test_quantization_is_no_finding(kind: str) -> None:
     gguf = pytest.importorskip("gguf")

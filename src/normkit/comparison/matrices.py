@@ -24,6 +24,9 @@ from normkit.text import shortened
 
 Finding = Literal["transposed", "not transposed", "unrelated", "other values"]
 
+_EITHER_WAY = ("ONNX",)
+"""Runtimes whose graphs multiply by a matrix or by its transpose, so that neither is wrong."""
+
 RELATED = 0.5
 """The least correlation of rows that belong together."""
 
@@ -54,12 +57,13 @@ def compare_matrices(
     """
     shapes = [(port.source.tensors[one].shape, reference.source.tensors[two].shape) for one, two in pairs]
     is_transposed = _are_transposed(pairs, shapes)
+    may_be_either = port.runtime in _EITHER_WAY or reference.runtime in _EITHER_WAY
     budget, found, failed = BUDGET, dict[str, Finding](), list[str]()
     for done, ((name, other), (shape, shape_there)) in enumerate(zip(pairs, shapes, strict=True)):
         progress("matrices", done, len(pairs))
         dtypes = {port.source.tensors[name].dtype, reference.source.tensors[other].dtype}
         size = math.prod(shape)
-        if len(shape) == 2 and not _is_square(shape) and numbers_of(name):
+        if len(shape) == 2 and not _is_square(shape) and numbers_of(name) and not may_be_either:
             if shape == shape_there[::-1] and not is_transposed:
                 found[name] = "transposed"
             elif shape == shape_there and is_transposed:
@@ -73,6 +77,8 @@ def compare_matrices(
             if plain is None or (plain >= RELATED and not is_transposed):
                 continue
             turned, count_turned = _turned(*(_rows(*each, _SIDE) for each in both)) if _is_square(shape) else (None, 1)
+            if may_be_either and max(plain, turned or 0.0) >= RELATED:
+                continue
             if plain >= RELATED:
                 # A symmetric matrix is its own transpose, and what stands in no layer may be a table of embeddings.
                 if numbers_of(name) and turned is not None and turned < RELATED:
