@@ -163,6 +163,7 @@ def test_what_the_scene_cannot_show_says_why_and_names_of_models_and_sites_are_t
     assert disabled.first.get_attribute("title") == "needs whole vectors"
     assert page.locator("#colour option:disabled").inner_text() == "layer (one layer)"
     page.select_option("#model", "1")
+    settle(page)
     assert page.locator("#model option").nth(1).inner_text() == NASTY
     assert page.locator("#site option").first.inner_text() == NASTY
     assert page.locator("img").count() == 0
