@@ -74,19 +74,19 @@ def identify_norms(
         if Path(model).is_file() and (recording := opened(model)) is not None:
             _identify_recording(recording, Path(model), None if no_report else out, site, as_json=as_json)
             return
-    if (path := Path(model).expanduser()).is_file() and path.name not in _OF_A_MODEL:
-        if path.suffix == ".onnx":
-            _identify_graph(path, None if no_report else out, site, as_json=as_json, shown=shown)
-            return
-        if path.name.endswith((".gguf", ".safetensors", ".safetensors.index.json")):
-            is_right = _describe_tensors(path, None if no_report else out, site, as_json=as_json)
-            ctx.exit(1 if is_right is False else 0)
+    path = Path(model).expanduser()
+    is_file = path.is_file() and path.name not in _OF_A_MODEL
+    if is_file and path.suffix == ".onnx":
+        _identify_graph(path, None if no_report else out, site, as_json=as_json, shown=shown)
+        return
+    holds_tensors = is_file and path.name.endswith((".gguf", ".safetensors", ".safetensors.index.json"))
     if path.is_dir():
         from normkit.comparison.weight_sources import is_quantized
 
-        if is_quantized(path):
-            is_right = _describe_tensors(path, None if no_report else out, site, as_json=as_json)
-            ctx.exit(1 if is_right is False else 0)
+        holds_tensors = is_quantized(path)
+    if holds_tensors:
+        is_right = _describe_tensors(path, None if no_report else out, site, as_json=as_json)
+        ctx.exit(1 if is_right is False else 0)
     from normkit.cli.reports import output_folder
     from normkit.cli.texts import load
 

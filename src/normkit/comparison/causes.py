@@ -211,25 +211,24 @@ def _swaps(
 
 
 def _of_metadata(found: Metadata) -> Iterator[Cause]:
+    file = _PLACES.get(found.runtimes[0], "metadata")
     wrong: dict[tuple[float | None, float | None], list[str]] = {}
     for each in found.eps:
         if each.is_same is False:
             wrong.setdefault((each.given, each.expected), []).append(each.path)
     for (given, expected), paths in wrong.items():
-        # A model in memory or in code has no file to write to.
-        file = _PLACES.get(found.runtimes[0], "metadata") if found.runtimes[0] else ""
         which = f"{len(paths)} of {counted(len(found.eps), 'norm')} have" if len(paths) > 1 else f"{paths[0]} has"
         yield Cause(
             level="metadata",
             sentence=f"{which} eps {given:.7g} instead of {expected:.7g}.",
+            # A model in memory or in code has no file to write to.
             remedy=f"write the reference's eps into the {file} of {found.port}"
-            if file
+            if found.runtimes[0]
             else "give them the reference's eps",
             places=tuple(paths),
         )
     for setting in found.settings:
         if setting.computes:
-            file = _PLACES.get(found.runtimes[0], "metadata")
             yield Cause(
                 level="metadata",
                 sentence=f"{setting.words} ({file}).",

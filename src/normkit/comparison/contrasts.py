@@ -25,11 +25,6 @@ class Contrast:
     """Formulas of the model's norm and of the reference's; None where no spec describes either."""
 
     @property
-    def is_comparable(self) -> bool:
-        """Inputs and outputs of the two norms have the same size."""
-        return self.formulas is not None and self.pair.entry.features == self.pair.reference.features
-
-    @property
     def span(self) -> int | None:
         """Trailing axes of a row that both formulas take; None if one of them takes whole samples."""
         assert self.formulas is not None

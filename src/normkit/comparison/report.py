@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 from normkit.comparison.causes import difference
 from normkit.comparison.differences import Comparison, Level, Pair
@@ -103,7 +102,7 @@ def _beginnings(found: Comparison) -> tuple[str, ...]:
     if "rows" in found.not_looked_at:
         return ()
     goes_on = growth(found.rows)
-    return (*beginnings(replace(found.rows, causes=())), *([goes_on] if goes_on else []))
+    return (*beginnings(found.rows), *([goes_on] if goes_on else []))
 
 
 def _more_causes(found: Comparison) -> tuple[str, ...]:

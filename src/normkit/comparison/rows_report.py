@@ -1,15 +1,16 @@
-"""Rows of two runs in words: where the first difference is born, what explains it, how it grows to the logits."""
+"""Rows of two runs in words: where the first difference is born, and how it grows to the logits."""
 
 from __future__ import annotations
 
-from normkit.comparison.rows import Birth, Rows, Step
+from normkit.comparison.rows import Birth, Rows
 from normkit.text import counted, significant
 
 
 def growth(found: Rows) -> str:
     """How the first difference goes on to the outputs, in one sentence; "" if there is none, or no place after it."""
     steps = [step for step in found.steps if step.where != "at"]
-    first = next((place for place, step in enumerate(steps) if _is_birth(step, found.birth)), None)
+    birth = found.birth
+    first = next((place for place, step in enumerate(steps) if birth is not None and step.path == birth.path), None)
     if first is None or first + 1 >= len(steps):
         return ""
     later = steps[first + 1 :]
@@ -22,22 +23,18 @@ def growth(found: Rows) -> str:
 
 
 def beginnings(found: Rows) -> tuple[str, ...]:
-    """The first difference of two runs, its causes and the verdict, one sentence for each."""
+    """Where the first difference of two runs is, and the verdict; the causes are told with the others."""
     if found.birth is not None:
         sentences = [f"The first difference appears {_place(found.birth)}."]
         bits = found.first_bits
         if bits is not None and (bits.where, bits.path) != (found.birth.where, found.birth.path):
             sentences.append(f"Within rounding, the runs differ earlier, {_place(bits)}.")
-        return (*sentences, *_sentences(found))
+        return tuple(sentences)
     if found.first_bits is not None:
         largest = f"at most by {significant(found.largest)}. It begins {_place(found.first_bits)}."
         verdict = found.verdict or "no more different than rounding explains"
-        return (f"Side by side they are {verdict}, {largest}", *_sentences(found))
+        return (f"Side by side they are {verdict}, {largest}",)
     return (f"Side by side they agree to the bit at {counted(found.compared, 'norm')} and in their output.",)
-
-
-def _sentences(found: Rows) -> list[str]:
-    return [f"{cause.words[0].upper()}{cause.words[1:]}." for cause in found.causes]
 
 
 def _place(birth: Birth) -> str:
@@ -53,7 +50,3 @@ def _place(birth: Birth) -> str:
     block = {"attention": "in attention", "MLP": "in the MLP", "residual sum": "in the sum with the residual"}
     where = block.get(birth.block, "between two norms")
     return f"{where}: what leaves {birth.since} {agreed}, what enters {birth.path} {differs}"
-
-
-def _is_birth(step: Step, birth: Birth | None) -> bool:
-    return birth is not None and step.path == birth.path
