@@ -66,6 +66,7 @@ EXTRA_TESTS = {
     "census/test_recorded_rows.py": "census/recorded_rows.py",
     "census/test_report_picture.py": "census/report_picture.py",
     "census/test_studies.py": "census/studies.py",
+    "census/test_wild.py": "census/wild.py",
     "comparison/test_own_code_ports.py": "ports in code of their own, with norms that no usual one is",
     "comparison/test_norms_compared.py": "two models of torch: their norms, and one run of both",
     "conversion/test_families.py": "families of transformers",

@@ -1,0 +1,240 @@
+"""One implementation of a norm: what it should be by a source of its own, what `nk.identify` finds, and the verdict."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import normkit as nk
+from normkit.identification.passport import CONVENTIONS, Passport
+
+SIZE = 64
+AGREES = "agrees"
+CHOICE = "differs by choice"
+OWN_SOURCE = "differs from its own documentation or source model"
+UNDECIDED = "undecided"
+NOT_RUN = "not run here"
+VERDICTS = (AGREES, CHOICE, OWN_SOURCE, UNDECIDED, NOT_RUN)
+
+# What a paper or a documentation states of a norm. It states no casts, so none are compared.
+LAYER = {
+    "centre_numerator": True,
+    "centre_statistics": True,
+    "correction": 0,
+    "reduction": "mean",
+    "axes": (-1,),
+    "groups": 1,
+    "eps": 1e-5,
+    "eps_placement": "inside",
+    "has_weight": True,
+    "has_bias": True,
+    "weight_offset": 0.0,
+}
+RMS = LAYER | {"centre_numerator": False, "centre_statistics": False, "has_bias": False, "eps": 1e-6}
+PLAIN = {"has_weight": False, "has_bias": False}
+GROUP = LAYER | {"axes": "all_but_batch"}
+L2 = RMS | PLAIN | {"eps": 1e-12, "eps_placement": "clamp", "reduction": "sum"}
+
+LAYER_PAPER = "Ba et al. 2016, eq. 3"
+RMS_PAPER = "Zhang and Sennrich 2019, eq. 4"
+GROUP_PAPER = "Wu and He 2018, eq. 1 to 7"
+BATCH_PAPER = "Ioffe and Szegedy 2015, algorithm 1"
+INSTANCE_PAPER = "Ulyanov et al. 2016, eq. 3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One implementation.
+
+    Attributes:
+        path: "module:Name" of the class or function; of a transcription, the file and lines in the repository.
+        variant: What sets this row apart from others of the same path.
+        make: From what `path` names to the norm that is asked: a module or a function of tensors.
+        shape: Of an input.
+        call: As for `nk.identify`.
+        weight: A function's gain is given to it.
+        bias: A function's bias is given to it.
+        expected: The fields of NormSpec that the source states, or {"verdict": ...} for what no spec describes.
+        source: Where the expectation was read: not the code that is run.
+        differs: CHOICE, OWN_SOURCE or UNDECIDED for an implementation that is known to be another, and why.
+        repository: Of a transcription, "owner/name@commit".
+        library: Of a transcription, the name of the library.
+    """
+
+    path: str
+    source: str
+    variant: str = ""
+    make: Callable[[Any], Any] = lambda kind: kind(SIZE)
+    shape: tuple[int, ...] = (2, 3, SIZE)
+    call: Callable[..., Any] | None = None
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    differs: tuple[str, str] | None = None
+    repository: str = ""
+    library: str = ""
+
+
+def loose(package: str) -> ModuleType:
+    """A package whose files are imported without the package's own imports, where these fail or fetch much."""
+    if package not in sys.modules:
+        outer, _, inner = package.partition(".")
+        found = find_spec(outer)
+        if found is None or found.origin is None:
+            raise ImportError(f"No module named {outer!r}")
+        for name, folder in ((outer, Path(found.origin).parent), (package, Path(found.origin).parent / inner)):
+            module = ModuleType(name)
+            module.__path__ = [str(folder)]
+            sys.modules.setdefault(name, module)
+    return sys.modules[package]
+
+
+def take(rows: Iterable[Row], packages: Mapping[str, str]) -> dict[str, Any]:
+    """The answers for all rows of a group, with versions and seconds, as plain JSON.
+
+    Args:
+        rows: Of one group.
+        packages: The name that is shown of each library, by the name of its module.
+    """
+    begun = time.perf_counter()
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        # A build for another torch: libraries that can do without it are told that it is missing.
+        sys.modules["torchvision"] = None  # type: ignore[assignment]
+    answers = []
+    for row in rows:
+        print(f"{row.path} {row.variant}", file=sys.stderr, flush=True)
+        answers.append(answer(row, packages))
+    libraries = dict.fromkeys((*packages.values(), "torch"))
+    found = {name: version_of(name) for name in libraries}
+    return {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "versions": {name: number for name, number in found.items() if number},
+        "seconds": round(time.perf_counter() - begun),
+        "rows": answers,
+    }
+
+
+def version_of(package: str) -> str:
+    """The installed version of a package, "" if it is missing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def answer(row: Row, packages: Mapping[str, str]) -> dict[str, Any]:
+    """What one implementation computes, what it should, and the verdict."""
+    module, _, name = row.path.partition(":")
+    plain = {
+        "library": row.library or packages[module.split(".")[0]],
+        "name": name,
+        "variant": row.variant,
+        "origin": row.path,
+        "how": "transcribed" if row.repository else "run",
+        "repository": row.repository,
+        "expected": expected_words(row.expected),
+        "source": row.source,
+        "found": "",
+        "open": [],
+    }
+    try:
+        if row.repository:
+            norm = row.make(None)
+        else:
+            target: Any = importlib.import_module(module)
+            for part in name.split("."):
+                target = getattr(target, part)
+            plain["origin"] = origin(target, module)
+            norm = row.make(target)
+        passport = nk.identify(norm, row.shape, call=row.call, weight=row.weight, bias=row.bias)
+    except Exception as error:  # whatever a library does that is missing here, or that this machine cannot run
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        return plain | {"verdict": NOT_RUN, "remark": re.sub(r"(/[\w.+-]+){3,}/", ".../", reason)[:200]}
+    verdict, remark = judged(row, passport)
+    return plain | {
+        "found": found_words(passport),
+        "open": sorted(set(passport.undecidable) & set(CONVENTIONS)),
+        "verdict": verdict,
+        "remark": remark,
+    }
+
+
+def origin(target: Any, module: str) -> str:
+    """The file of a class or function below its package, and the line."""
+    target = inspect.unwrap(target)
+    try:
+        path, line = Path(inspect.getsourcefile(target) or ""), inspect.getsourcelines(target)[1]
+    except (TypeError, OSError):
+        return module.replace(".", "/") + ".py"
+    parts = path.parts
+    start = max((place for place, part in enumerate(parts) if part == "site-packages"), default=-1) + 1
+    return f"{'/'.join(parts[start:] if start else parts[-3:])}:{line}"
+
+
+def found_words(passport: Passport) -> str:
+    """The formula that was found, or the verdict and what acts beside the norm."""
+    if passport.spec is not None:
+        return f"`{passport.spec}`"
+    beside = [passport.readings[name] for name in ("gate", "condition", "residual") if name in passport.readings]
+    lines = [re.sub(r"(y = .*)", r"`\1`", line) for reading in beside for line in reading.evidence]
+    return ": ".join([passport.verdict, *(["; ".join(lines)] if lines else [])])
+
+
+def expected_words(expected: Mapping[str, Any]) -> str:
+    """The formula that a source states, or the kind of map."""
+    fields = {name: value for name, value in expected.items() if name != "verdict"}
+    return f"`{nk.NormSpec(**fields)}`" if fields else expected.get("verdict", "norm")
+
+
+def judged(row: Row, passport: Passport) -> tuple[str, str]:
+    """The verdict and the remark. A difference that nobody has read is undecided, whatever it looks like."""
+    differences, undecided = compared(row.expected, passport)
+    if not differences:
+        if row.differs is not None:
+            return UNDECIDED, f"was read as: {row.differs[1]}; identify finds no difference"
+        return (UNDECIDED, f"not decided: {', '.join(undecided)}") if undecided else (AGREES, "")
+    if row.differs is None:
+        return UNDECIDED, "; ".join(differences)
+    verdict, why = row.differs
+    return verdict, f"{'; '.join(differences)}. {why}"
+
+
+def compared(expected: Mapping[str, Any], passport: Passport) -> tuple[list[str], list[str]]:
+    """Where a passport is not what a source states, and which stated fields were left open."""
+    verdict = expected.get("verdict", "norm")
+    fields = {name: value for name, value in expected.items() if name != "verdict"}
+    if passport.verdict != verdict:
+        return [f"{passport.verdict}, expected {verdict}"], []
+    if not fields:
+        return [], []
+    if passport.spec is None:
+        return ["a norm that no spec describes"], []
+    undecided = {name for name in passport.undecidable if name in CONVENTIONS}
+    open_fields = {each for name in undecided for each in CONVENTIONS[name]}
+    differences = []
+    for name, wanted in fields.items():
+        found = getattr(passport.spec, name)
+        near = isinstance(wanted, float) and isinstance(found, float) and math.isclose(wanted, found, rel_tol=1e-3)
+        if name not in open_fields and not near and wanted != found:
+            differences.append(f"{name} is {shown(found)}, expected {shown(wanted)}")
+    return differences, sorted(name for name in undecided if set(CONVENTIONS[name]) & fields.keys())
+
+
+def shown(value: Any) -> str:
+    """A value of a spec as the page writes it."""
+    return format(value, "g") if isinstance(value, float) else str(value)

@@ -1,0 +1,119 @@
+"""The page of the survey of other people's norms, from its recorded runs: docs/wild.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from wild_libraries.rows import NOT_RUN, OWN_SOURCE, UNDECIDED, VERDICTS
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "wild.md"
+RESULTS = Path(__file__).parent / "wild_libraries" / "results"
+REPORTS = ROOT / "docs" / "wild" / "reports"
+
+HEAD = """\
+# Found in the wild
+
+{total} norms of {libraries} libraries, each held against a source that is not its own code: a paper's equation, the
+library's documentation, or the reference implementation of the model. **{agrees} agree.** `nk.identify` found what each
+computes by calling it; no name and no comment was believed.
+
+    python census/wild.py          # every group in an environment of its own, with pinned versions; writes this page
+
+{counts}
+
+**How it was looked at.** *run*: the installed code was called. *transcribed*: the library does not run on a CPU, or is
+no Python; its lines at the named commit were written down in PyTorch or NumPy and that was called, so the row shows the
+formula and not the compiled code. Rows that could not be run say why.
+
+**How it was judged.** A paper states a formula and no roundings, so roundings are compared only where the source states
+them. What a library chose and says it chose is a difference and no fault. A difference that nobody could explain from a
+source is *undecided*. The text in brackets behind a formula says where 16-bit inputs are rounded.
+
+{sections}
+## Every implementation
+
+| library | class or function | computes | should compute, by | verdict |
+|---|---|---|---|---|
+{rows}
+
+## What was installed
+
+| group | libraries | rows | seconds | environment |
+|---|---|---:|---:|---|
+{groups}
+"""
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    """The recorded run of each group, by its name."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+
+
+def page() -> str:
+    """The page as text."""
+    recorded = documents()
+    rows = [
+        row | {"version": document["versions"].get(row["library"], "")}
+        for document in recorded.values()
+        for row in document["rows"]
+    ]
+    rows.sort(key=lambda row: row["library"].lower())
+    return HEAD.format(
+        total=len(rows),
+        libraries=len({row["library"] for row in rows}),
+        agrees=sum(row["verdict"] == VERDICTS[0] for row in rows),
+        counts=counts(rows),
+        sections="".join(section(rows, verdict) for verdict in (OWN_SOURCE, UNDECIDED)),
+        rows="\n".join(map(line, rows)),
+        groups="\n".join(group_line(name, document) for name, document in recorded.items()),
+    )
+
+
+def counts(rows: Sequence[dict[str, Any]]) -> str:
+    """How many rows have each verdict, agreements first, by how they were looked at."""
+    found = Counter((row["verdict"], row["how"]) for row in rows)
+    ways = ("run", "transcribed")
+    lines = ["| verdict | rows | run | transcribed |", "|---|---:|---:|---:|"]
+    for verdict in VERDICTS:
+        numbers = [found[verdict, way] for way in ways]
+        lines.append(f"| {verdict} | {sum(numbers)} | {' | '.join(map(str, numbers))} |")
+    return "\n".join(lines)
+
+
+def section(rows: Iterable[dict[str, Any]], verdict: str) -> str:
+    """The rows of a verdict as a list, "" without any."""
+    lines = [f"- **{row['library']}** {named(row)}: {row['remark']}" for row in rows if row["verdict"] == verdict]
+    return "\n".join([f"## {verdict.capitalize()}", "", *lines, "", ""]) if lines else ""
+
+
+def named(row: dict[str, Any]) -> str:
+    """The name of an implementation and its variant."""
+    return f"`{row['name']}`" + (f" ({row['variant']})" if row["variant"] else "")
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row of the long table."""
+    remark = f": {row['remark']}" if row["remark"] else ""
+    undecided = f" (open: {', '.join(row['open'])})" if row["open"] else ""
+    repository, _, commit = row["repository"].partition("@")
+    at = f"{repository} {commit[:8]}, {row['origin']}" if repository else row["origin"]
+    cells = (
+        f"{row['library']} {row['version']}".strip(),
+        f"{named(row)}<br>{at}",
+        row["found"] + undecided if row["verdict"] != NOT_RUN else "",
+        row["source"] if row["expected"] == row["found"] else f"{row['expected']}, {row['source']}",
+        f"{row['verdict']}{remark}",
+    )
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def group_line(name: str, document: dict[str, Any]) -> str:
+    """One group: its versions and its time."""
+    versions = ", ".join(f"{library} {version}" for library, version in document["versions"].items())
+    cells = (name, f"Python {document['python']}, {versions}", len(document["rows"]), document["seconds"])
+    return f"| {' | '.join(map(str, cells))} | {document['environment']} |"
