@@ -33,7 +33,7 @@ COMPARE = """
 import json, sys, time
 from normkit.comparison.gguf_file import read_gguf
 from normkit.comparison.values import compare_values
-from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.weights import weights_of
 import gguf.constants, gguf.tensor_mapping
 def told(file, key):
     return next(int(line.split()[1]) for line in open(file) if line.startswith(key))

@@ -141,7 +141,7 @@ def test_a_link_in_place_of_the_staging_folder(run: Run, model: Path, tmp_path: 
         (gguf(num_keys=2**60), "it claims 1,152,921,504,606,846,976 keys"),
         (gguf({"general.architecture": "\x1b[2J"}), "its architecture is '\\x1b[2J'"),
         (gguf({}, {"\u202e": torch.ones(1)}), "'\\u202e' is no name for a tensor"),
-        (gguf({}, {"a": Raw(77, bytes(32), (8,))}), "expected an encoding that normkit knows, 'a' in"),
+        (gguf({}, {"a": Raw(77, bytes(32), (8,))}), "can be compared: nothing here runs a GGUF file"),
         (gguf({}, {"a": Raw(0, b"", (2**40, 2**20))}), "ends at byte"),
         (gguf({"split.count": 99_999}), "a name such as NAME-00001-of-99999.gguf"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "is a Git LFS pointer"),

@@ -114,7 +114,9 @@ def test_passports_as_the_first_argument(gpt2: Path, run: Run) -> None:
 
 def test_a_file_that_is_no_passports(run: Run) -> None:
     Path("other.json").write_text("{}")
-    assert refused(run("identify", "other.json")).startswith("other.json is a file and no model; give a model's folder")
+    assert refused(run("identify", "other.json")).startswith("cannot use other.json as passports: ")
+    Path("notes.txt").write_text("{}")
+    assert refused(run("identify", "notes.txt")).startswith("notes.txt is a file and no model; give a model's folder")
 
 
 def test_paths_that_are_no_model(tmp_path: Path, run: Run) -> None:

@@ -13,7 +13,7 @@ from normkit import demo
 from normkit.checkpoint import fold
 from normkit.comparison.value_groups import TensorValue
 from normkit.comparison.values import compare_values
-from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.weights import weights_of
 from tiny_models import tiny
 
 FOLDER = demo.directory("rmsnorm")

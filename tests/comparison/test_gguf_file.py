@@ -6,6 +6,7 @@ import gc
 import os
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf as package
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from transformers import CONFIG_MAPPING
 
 from gguf_files import NUMBERS, Raw, gguf
-from normkit.comparison.gguf_file import read_gguf
+from normkit.comparison.gguf_file import faults_of, own_architecture, read_gguf
+from normkit.comparison.weights import Weights, weights_of
 from normkit.errors import ModelError
 from tensor_files import same_bits
 
@@ -160,9 +163,17 @@ def test_blocks_that_the_package_cannot_read(tmp_path):
     source = read_gguf(written(tmp_path / "model.gguf", gguf(LLAMA, {"a": Raw(9, bytes(40), (32,))}))).source
     with pytest.raises(ModelError, match="the package gguf cannot dequantize Q8_1"):
         source.rows("a", 0, 1)
-    file = written(tmp_path / "big.gguf", gguf(LLAMA, {"a": Raw(8, bytes(34), (32,))}, order=">"))
-    with pytest.raises(ModelError, match="found big-endian blocks; convert the file with gguf-convert-endian"):
-        read_gguf(file).source.rows("a", 0, 1)
+
+
+def test_tensors_that_are_not_read_are_counted_and_named(tmp_path):
+    tensors = {"blk.0.attn_norm.weight": torch.ones(4), "blk.0.ffn_up.weight": Raw(8, bytes(34), (32,))}
+    tensors |= {f"blk.{layer}.ffn_gate.weight": Raw(139, bytes(32), (64,)) for layer in range(2)}
+    weights = read_gguf(written(tmp_path / "big.gguf", gguf(LLAMA, tensors, order=">")))
+    assert [*weights.source.tensors] == ["blk.0.attn_norm.weight"]
+    swapped = "its blocks of Q8_0 are big-endian; convert the file with gguf-convert-endian"
+    assert set(weights.notes) == {f"1 tensor not read: {swapped}", "2 tensors not read: its encoding 139 is not known"}
+    assert weights.unread["model.layers.0.mlp.up_proj.weight"] == swapped
+    assert weights.unread["blk.1.ffn_gate.weight"] == "its encoding 139 is not known"
 
 
 def parts(folder: Path, *tensors: dict[str, torch.Tensor], total: int | None = None, **changed: int) -> list[Path]:
@@ -199,7 +210,7 @@ def test_parts_that_do_not_belong_together(tmp_path):
         read_gguf(parts(tmp_path, *PARTS, count1=2)[0])
     with pytest.raises(ModelError, match="its parts hold 3 tensors, it claims 4"):
         read_gguf(parts(tmp_path, *PARTS, total=4)[1])
-    with pytest.raises(ModelError, match=r"'a' is in tiny-00002-of-00003.gguf too"):
+    with pytest.raises(ModelError, match=r"'a' is in another part too"):
         read_gguf(parts(tmp_path, *PARTS[:2], {"a": torch.ones(1)})[0])
     files = parts(tmp_path, *PARTS)
     files[1].unlink()
@@ -265,3 +276,55 @@ def test_the_gains_of_a_real_file(real_models, name, offset, is_exact):
                 gains += torch.equal(gain - offset, reference.float())
     expected = sum("norm" in tensor for tensor in weights.source.tensors)
     assert gains == expected if is_exact else gains < expected
+
+
+# The architecture that a file names, against the reference's own.
+
+
+def of(runtime: str, architecture: str, model_type: str = "") -> Weights:
+    settings = {"model_type": model_type} if model_type else {}
+    return replace(weights_of({}), runtime=runtime, architecture=architecture, settings=settings, eps={"": 1e-6})
+
+
+def told(architecture: str, model_type: str, runtime: str = "llama.cpp") -> list[str]:
+    found = faults_of(of(runtime, architecture), of("transformers", model_type, model_type))
+    return [f"{each.label} {each.words}" for each in found]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type"),
+    [
+        *[("gemma3", "gemma3_text"), ("gemma3", "gemma3"), ("gemma-embedding", "gemma3_text"), ("llama", "mistral")],
+        *[("llama", "smollm2"), ("gptneox", "gpt_neox"), ("phi2", "phi"), ("qwen3next", "qwen3_next")],
+        *[
+            ("clip", "gemma3"),
+            ("llama", "mistral3"),
+            ("t5encoder", "t5"),
+            ("jina-bert-v2", "bert"),
+            ("nomic-bert-moe", "nomic_bert"),
+            ("mistral4", "mistral3"),
+            ("eagle3", "llama"),
+            ("bert", "roberta"),
+        ],
+        *[("llama", ""), ("", "gemma3")],
+    ],
+)
+def test_an_architecture_that_the_converter_writes_is_right(architecture: str, model_type: str) -> None:
+    assert told(architecture, model_type) == []
+
+
+def test_another_architecture_is_a_fault_and_what_follows_is_said_where_it_is_known() -> None:
+    computes = "llama.cpp computes what it computes for"
+    assert told("llama", "gemma3_text") == [
+        f"architecture llama instead of gemma3; {computes} llama: no scale of the embeddings, SiLU in place of GELU"
+    ]
+    assert told("llama", "qwen3") == [f"architecture llama instead of qwen3; {computes} llama"]
+    assert told("gemma3", "qwen3", runtime="transformers") == []
+
+
+def test_names_of_transformers_that_llama_cpp_has_too() -> None:
+    named = {kind: found for kind in CONFIG_MAPPING if (found := own_architecture(kind))}
+    assert {"llama", "gemma", "gemma2", "gpt2", "qwen2", "qwen3", "phi3", "olmo2", "t5", "bloom"} <= {*named}
+    assert all(
+        found.replace("-", "").replace("_", "")[:3] == kind.replace("_", "")[:3] for kind, found in named.items()
+    )

@@ -9,10 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gguf_files import Raw
 from gguf_ports import (
     ARCHITECTURES,
     FAMILIES,
     FAULTS,
+    LAYERS,
+    WIDTH,
     Port,
     Truth,
     converted,
@@ -27,7 +30,7 @@ from normkit.comparison.gguf_file import read_gguf
 from normkit.comparison.metadata import compare_metadata
 from normkit.comparison.values import Values, compare_values
 from normkit.comparison.values_report import describe_values
-from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.weights import weights_of
 from normkit.errors import ModelError
 from tiny_models import tiny
 
@@ -115,6 +118,44 @@ def test_what_the_runtime_keeps_elsewhere_is_not_missing(tmp_path, architecture,
     values = compare_values(read_gguf(file), reference)
     assert [(each.reference_name, each.is_right) for each in values.tensors] == [(f"{held}.weight", True)]
     assert (values.is_right, values.missing, [*values.elsewhere]) == (True, (), [f"{elsewhere}.weight"])
+
+
+def test_tensors_that_nothing_here_reads_are_said_and_no_fault(tmp_path):
+    tensors = reference("llama")
+    extra = {f"model.layers.{layer}.mlp.up_proj.weight": torch.randn(8, WIDTH) for layer in range(LAYERS)}
+    port = converted("llama", tensors)
+    packed = {f"blk.{layer}.ffn_up.weight": Raw(139, bytes(288), (8, WIDTH)) for layer in range(LAYERS)}
+    file = replace(port, tensors={**port.tensors, **packed}).write(tmp_path / "model.gguf")
+    folder = weights_of(folder_of(tmp_path / "model", "llama", tensors | extra))
+    values = compare_values(read_gguf(file), folder)
+    assert values.is_right is True
+    assert (values.missing, values.others.missing) == ((), ())
+    assert values.elsewhere == dict.fromkeys(extra, "in the file, but not read: its encoding 139 is not known")
+    assert [fact.label for fact in describe_values(values).facts if "encoding" in fact.value] == ["not read"]
+
+
+@pytest.mark.parametrize("is_port", [True, False])
+def test_norms_of_single_heads_are_found_in_the_matrix_that_llama_cpp_makes_of_them(tmp_path, is_port):
+    heads = [f"self_attn.{kind}_layernorm.norms.{head}" for kind in "qk" for head in range(3)]
+    gains = {f"model.layers.{layer}.{name}.weight": torch.rand(8) for layer in range(2) for name in heads}
+    held = {
+        f"blk.{layer}.attn_{kind}_norm.weight": torch.stack(
+            [gains[f"model.layers.{layer}.self_attn.{kind}_layernorm.norms.{head}.weight"] for head in range(3)]
+        )
+        for layer in range(2)
+        for kind in "qk"
+    }
+    wrong = held["blk.1.attn_k_norm.weight"].clone()
+    wrong[2] += 1
+    norm, model = torch.rand(24), tmp_path / "model.gguf"
+    folder = replace(weights_of(gains | {"model.norm.weight": norm}), runtime="transformers", architecture="stablelm")
+    for each, expected in ((held, True), (held | {"blk.1.attn_k_norm.weight": wrong}, False)):
+        file = read_gguf(Port("stablelm", each | {"output_norm.weight": norm}, {}, {}).write(model))
+        values = compare_values(file, folder) if is_port else compare_values(folder, file)
+        assert (len(values.tensors), values.missing, values.extra) == (13, (), ())
+        assert values.is_right is expected
+        names = [each.path if is_port else each.reference_path for each in values.tensors if not each.is_right]
+        assert names == ([] if expected else ["blk.1.attn_k_norm.2"])
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from torch import Tensor
 from normkit.comparison.causes import causes_of
 from normkit.comparison.differences import Comparison
 from normkit.comparison.values import Values, compare_values
-from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.weights import weights_of
 from planted_gains import gains
 
 KINDS = ("input_layernorm", "mlp_norm")

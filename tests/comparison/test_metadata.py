@@ -11,8 +11,7 @@ from rich.console import Console
 
 from normkit.comparison.metadata import Metadata, compare_metadata, eps_as_declared, eps_of_classes, is_same
 from normkit.comparison.metadata_report import describe_metadata
-from normkit.comparison.weight_sources import weights_of
-from normkit.comparison.weights import Weights
+from normkit.comparison.weights import Weights, weights_of
 from normkit.errors import ModelError
 from normkit.show.terminal import section
 from tiny_models import RECIPES, tiny

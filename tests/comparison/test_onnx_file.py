@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from normkit.comparison import onnx_file
 from normkit.comparison.onnx_file import OnnxModel
 from normkit.comparison.values import compare_values
-from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.weights import weights_of
 from normkit.errors import InputError, ModelError
 from onnx_models import graph_of, layer_norm, written
 

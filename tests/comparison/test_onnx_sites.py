@@ -8,7 +8,7 @@ import torch
 
 from normkit.comparison.onnx_file import OnnxModel
 from normkit.comparison.values import compare_values
-from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.weights import weights_of
 from onnx_models import gain, parsed, written
 
 RMS_NORM = "q = Mul(x, x)  v = ReduceMean(q, axes)  e = Add(v, eps)  s = Sqrt(e)  n = Div(x, s)  y = Mul(n, g)"

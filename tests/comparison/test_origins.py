@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normkit.comparison.origins import place_of
 from normkit.comparison.values import Values, compare_values
-from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.weights import weights_of
 from planted_gains import gains
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normkit.comparison.values import compare_values
-from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.weights import weights_of
 
 GAIN = 1 + 0.3 * torch.randn(64, generator=torch.Generator().manual_seed(0))
 OTHER = torch.randn(64, generator=torch.Generator().manual_seed(1))

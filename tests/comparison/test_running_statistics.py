@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from normkit.comparison.comparing import compare
 from normkit.comparison.report import describe_comparison
 from normkit.comparison.running_statistics import compare_running
-from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.values import compare_values
+from normkit.comparison.weights import weights_of
 
 MEAN, VARIANCE = "running_mean", "running_var"
 
@@ -103,3 +104,30 @@ def test_files_and_models_say_it_first(tmp_path: Path, fault: str) -> None:
         assert f"0: {FAULTS[fault]}" in facts
         if found.differs:
             assert found.causes[0].sentence == f"The running statistics of 0: {FAULTS[fault]}."
+
+
+# Library -> the names of gain, mean and variance of the norm at a path.
+NAMES = {
+    "flax.linen": ("params.{}.scale", "batch_stats.{}.mean", "batch_stats.{}.var"),
+    "flax.linen, flat": ("params/{}/scale", "batch_stats/{}/mean", "batch_stats/{}/var"),
+    "flax.nnx": ("{}.scale", "{}.mean", "{}.var"),
+    "haiku": ("{}.scale", "{}/~/mean_ema.average", "{}/~/var_ema.average"),
+    "Keras": ("{}/gamma", "{}/moving_mean", "{}/moving_variance"),
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("fault", ["none", "lost", "swapped"])
+def test_the_names_of_other_libraries(names: tuple[str, ...], fault: str) -> None:
+    reference = trained("stem.bn", "body.bn")
+    port = changed(fault, reference, "body.bn")
+    ends = ("weight", MEAN, VARIANCE)
+    held = {
+        name.format(path): port[f"{path}.{end}"]
+        for name, end in zip(names, ends, strict=True)
+        for path in ("body.bn", "stem.bn")
+    }
+    found = compare_values(weights_of(held), weights_of(reference))
+    assert all(each.is_right for each in found.tensors)
+    assert {each.reference_path: each.words for each in found.running} == {"stem.bn": "equal", "body.bn": FAULTS[fault]}
+    assert found.is_right is (fault == "none")

@@ -10,8 +10,7 @@ import torch
 
 from normkit.comparison.relations import Relation
 from normkit.comparison.runtimes import Convention, convention, judged, runtimes
-from normkit.comparison.weight_sources import weights_of
-from normkit.comparison.weights import Weights
+from normkit.comparison.weights import Weights, weights_of
 from normkit.models.norm_classes import declared, key_of
 
 
@@ -47,10 +46,16 @@ def test_what_is_added(runtime: str, architecture: str, path: str, number: float
 
 
 def test_every_entry_has_a_source() -> None:
-    assert all(each.source for conventions in runtimes().values() for each in conventions)
+    tables = [
+        each
+        for table in runtimes().values()
+        for kind in ("entry", "elsewhere", "reordered")
+        for each in table.get(kind, ())
+    ]
+    assert all(each["source"] for each in (*tables, *runtimes().values()))
 
 
-PLAIN, ONE = (Convention(adds=number, source="") for number in (0.0, 1.0))
+PLAIN, ONE = (Convention(adds=number) for number in (0.0, 1.0))
 PLUS_ONE, PLUS_TWO, EQUAL = (
     *(Relation(kind="offset", constant=number) for number in (1.0, 2.0)),
     Relation(kind="equal"),
@@ -114,5 +119,5 @@ def test_what_transformers_adds_is_what_its_classes_add(kind: str) -> None:
 
 def test_every_family_of_transformers_that_adds_something_is_listed() -> None:
     families = {name.partition(".")[0] for name, spec in declared().items() if spec.weight_offset}
-    listed = {name for each in runtimes()["transformers"] for name in each.architectures}
+    listed = {name for each in runtimes()["transformers"]["entry"] for name in each["architectures"]}
     assert families <= listed

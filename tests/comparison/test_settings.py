@@ -12,8 +12,7 @@ from normkit.comparison.comparing import compare_sides
 from normkit.comparison.metadata import compare_metadata
 from normkit.comparison.settings import compare_settings
 from normkit.comparison.sides import open_side
-from normkit.comparison.weight_sources import weights_of
-from normkit.comparison.weights import Weights
+from normkit.comparison.weights import Weights, weights_of
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

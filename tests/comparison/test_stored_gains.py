@@ -17,8 +17,7 @@ from normkit import demo
 from normkit.comparison.parameters import norm_tensors
 from normkit.comparison.stored_gains import LEAST_NORMS, StoredGains, stored_gains
 from normkit.comparison.stored_gains_report import describe_gains, describe_weights
-from normkit.comparison.weight_sources import weights_of
-from normkit.comparison.weights import Weights
+from normkit.comparison.weights import Weights, weights_of
 
 READING = {0: "one-centred", 1: "zero-centred", -1: "1 too much"}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normkit.comparison.values import compare_values
 from normkit.comparison.values_report import describe_values
-from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.weights import weights_of
 from normkit.show.terminal import section
 from planted_gains import gains
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from normkit.cli import options, terminal
-from normkit.errors import InputError, NormkitError
+from normkit.errors import InputError
 
 if TYPE_CHECKING:
     from normkit.checkpoint.loading import LoadedModel
-    from normkit.comparison.recording import Recording
+    from normkit.comparison.sides import Side
     from normkit.identification.book import PassportBook
 
-_OF_A_MODEL = ("config.json", "model.safetensors", "model.safetensors.index.json")
 # Enough tokens that every norm is called.
 _TOKENS = 16
 # The options that work with the shipped models.
@@ -67,78 +66,49 @@ def identify_norms(
         terminal.refuse_options_but(ctx, _WITHOUT_MODEL)
         _show(None if no_report else out, as_json=as_json, shown=shown)
         return
-    _refuse_passports(model)
-    if Path(model).suffix == ".safetensors":
-        from normkit.comparison.recording import opened
-
-        if Path(model).is_file() and (recording := opened(model)) is not None:
-            _identify_recording(recording, Path(model), None if no_report else out, site, as_json=as_json)
-            return
-    path = Path(model).expanduser()
-    is_file = path.is_file() and path.name not in _OF_A_MODEL
-    if is_file and path.suffix == ".onnx":
-        _identify_graph(path, None if no_report else out, site, as_json=as_json, shown=shown)
-        return
-    holds_tensors = is_file and path.name.endswith((".gguf", ".safetensors", ".safetensors.index.json"))
-    if path.is_dir():
-        from normkit.comparison.weight_sources import is_quantized
-
-        holds_tensors = is_quantized(path)
-    if holds_tensors:
-        is_right = _describe_tensors(path, None if no_report else out, site, as_json=as_json)
-        ctx.exit(1 if is_right is False else 0)
     from normkit.cli.reports import output_folder
+
+    path = Path(model).expanduser()
+    if path.exists():
+        from normkit.comparison.sides import file_side, open_side
+        from normkit.comparison.weights import is_quantized
+
+        side = open_side(model) if is_quantized(path) else file_side(model)
+        if side is not None:
+            ctx.exit(_identify_side(side, path, None if no_report else out, site, as_json=as_json, shown=shown))
     from normkit.cli.texts import load
 
     loaded = load(model, dtype=dtype, revision=revision, local_files_only=local_files_only, shown=shown)
     folder = None if no_report else output_folder(out, loaded.name, source=loaded.path)
     for remark in () if quiet else loaded.notes:
         terminal.note(remark)
-    found = _survey(loaded, site, shown=shown)
-    if as_json:
-        terminal.print_json(found.to_json())
-    _give_passports(found, folder, as_json=as_json)
+    _give_passports(_survey(loaded, site, shown=shown), folder, as_json=as_json)
 
 
-def _identify_recording(recording: Recording, path: Path, out: Path | None, site: str | None, *, as_json: bool) -> None:
-    """Identify the norms of a recording from their rows."""
+def _identify_side(side: Side, path: Path, out: Path | None, site: str | None, *, as_json: bool, shown: bool) -> int:
+    """The norms of a recording or an ONNX file, or how the gains of tensors are stored; gives the exit code."""
     from normkit.cli.reports import output_folder
 
+    if side.book is not None:
+        raise InputError(f"{path} holds passports, and the first argument is a model; give it to normkit compare")
     folder = None if out is None else output_folder(out, path.stem, source=path)
-    found = recording.book.only(site)
-    if as_json:
-        terminal.print_json(found.to_json())
-    _give_passports(found, folder, as_json=as_json)
-
-
-def _identify_graph(path: Path, out: Path | None, site: str | None, *, as_json: bool, shown: bool) -> None:
-    """Identify the norms of an ONNX file."""
-    from normkit.cli.reports import output_folder
-    from normkit.comparison.onnx_file import OnnxModel
-
-    model = OnnxModel.open(path)
-    folder = None if out is None else output_folder(out, path.stem, source=path)
-    with terminal.progress(shown=shown) as report:
-        found = model.norms(lambda done, count: report(f"{path.name}: norms", done, count)).only(site)
-    if as_json:
-        terminal.print_json(found.to_json())
-    _give_passports(found, folder, as_json=as_json)
-
-
-def _describe_tensors(path: Path, out: Path | None, site: str | None, *, as_json: bool) -> bool | None:
-    """Say how the gains in a file are stored, and whether that is right for its runtime; nothing of it can be run."""
+    if side.recording is not None:
+        _give_passports(side.recording.book.only(site), folder, as_json=as_json)
+        return 0
+    if side.onnx is not None:
+        with terminal.progress(shown=shown) as report:
+            book = side.onnx.norms(lambda done, count: report(f"{path.name}: norms", done, count))
+        _give_passports(book.only(site), folder, as_json=as_json)
+        return 0
     if site is not None:
         raise InputError(f"{path} holds tensors alone, and all its gains are read; leave --site out")
-    from normkit.cli.reports import output_folder
-    from normkit.comparison.gguf_file import read_gguf
     from normkit.comparison.stored_gains import stored_gains
     from normkit.comparison.stored_gains_report import describe_gains
-    from normkit.comparison.weight_sources import weights_of
     from normkit.files import json_text, write_text
     from normkit.show.terminal import section
 
-    found = stored_gains(read_gguf(path) if path.suffix == ".gguf" else weights_of(path))
-    folder = None if out is None else output_folder(out, path.stem, source=path)
+    assert side.weights is not None
+    found = stored_gains(side.weights)
     document = {"schema_version": 1, **found.to_json()}
     if as_json:
         terminal.print_json(document)
@@ -146,7 +116,7 @@ def _describe_tensors(path: Path, out: Path | None, site: str | None, *, as_json
         terminal.results().print(section(describe_gains(found)))
     if folder is not None:
         _say_where("gains", write_text(folder / "gains.json", json_text(document)), as_json=as_json)
-    return found.is_right
+    return 1 if found.is_right is False else 0
 
 
 def _show(out: Path | None, *, as_json: bool, shown: bool) -> None:
@@ -161,22 +131,8 @@ def _show(out: Path | None, *, as_json: bool, shown: bool) -> None:
     if as_json:
         terminal.print_json({"schema_version": 1, "models": [book.to_json() for book in books]})
     for book, folder in zip(books, folders, strict=True):
-        _give_passports(book, folder, as_json=as_json)
+        _give_passports(book, folder, as_json=as_json, is_printed=as_json)
         click.echo("", nl=not as_json)
-
-
-def _refuse_passports(model: str) -> None:
-    """Refuse a file of passports as first argument, with the option it belongs to."""
-    path = Path(model)
-    if path.suffix != ".json" or path.name in _OF_A_MODEL or not path.is_file():
-        return
-    from normkit.identification.book import PassportBook
-
-    try:
-        PassportBook.read(path)
-    except NormkitError:
-        return
-    raise InputError(f"{model} holds passports, and the first argument is a model; give it to normkit compare")
 
 
 def _survey(loaded: LoadedModel, site: str | None, *, shown: bool) -> PassportBook:
@@ -193,9 +149,11 @@ def _survey(loaded: LoadedModel, site: str | None, *, shown: bool) -> PassportBo
         return survey(loaded.model, runner(loaded.model, first_tokens(batch)), name=loaded.name).only(site)
 
 
-def _give_passports(found: PassportBook, folder: Path | None, *, as_json: bool) -> None:
-    """Print them, if not as JSON, and write them to a folder."""
-    if not as_json:
+def _give_passports(found: PassportBook, folder: Path | None, *, as_json: bool, is_printed: bool = False) -> None:
+    """Print them, if they are not printed yet, and write them to a folder."""
+    if as_json and not is_printed:
+        terminal.print_json(found.to_json())
+    elif not as_json:
         from normkit.identification.report import describe_book
         from normkit.show.terminal import section
 

@@ -126,10 +126,12 @@ def _of_matrices(comparison: Comparison) -> Iterator[Cause]:
             "transposed": "transposed",
             "not transposed": "not transposed, unlike the others of the layers",
             "unrelated": "unrelated to the reference's",
+            "scales of other groups": "quantized with scales of other groups",
         }[what]
         norms = " The norms are right." if comparison.values is not None and comparison.values.is_right else ""
         them = "it" if len(names) == 1 else "them"
-        remedy = f"convert {them} anew from {comparison.reference}" if what == "unrelated" else f"transpose {them}"
+        anew = f"convert {them} anew from {comparison.reference}"
+        remedy = f"transpose {them}" if what.endswith("transposed") else anew
         yield Cause(level="values", sentence=f"{which} {says}.{norms}", remedy=remedy)
 
 

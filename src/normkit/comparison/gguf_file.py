@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,50 @@ import torch
 from torch import Tensor
 
 from normkit.checkpoint.model_folder import damaged, read_exactly
-from normkit.checkpoint.reader import TORCH
+from normkit.checkpoint.reader import TORCH, Source, TensorInfo
 from normkit.comparison.gguf_header import GgufTensor, Header, read_gguf_header
 from normkit.comparison.weights import Weights
 from normkit.errors import ModelError
-from normkit.text import quoted, shortened
+from normkit.text import counted, quoted, shortened
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _BLOCK = re.compile(r"\.(\d+)\.")
 _NEEDED = 'needs the package gguf, which is not installed: pip install "normkit[ports]"'
+
+_RELATIVES: Mapping[str, tuple[str, ...]] = {
+    "bert": ("jina-bert-v2",),
+    "gemma3": ("gemma-embedding",),
+    "llama": ("llama-embed", "eagle3"),
+    "mistral3": ("llama", "mistral4"),
+    "nemotron_h": ("nemotron_h_moe",),
+    "nomic-bert": ("nomic-bert-moe",),
+    "t5": ("t5encoder",),
+}
+"""Architecture -> others that llama.cpp's converter writes for some models of the same model_type (llama.cpp,
+conversion/bert.py at 2ca8afc, gemma.py at 061b8c5, llama.py at 0274f0f, mistral3.py at 32e9e04, nemotron.py at 003ebfc,
+t5.py at 5535795; Mistral 3 was a "llama" before it had its own)."""
+
+_GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3n")
+_LACKING = {("llama", each): "no scale of the embeddings, SiLU in place of GELU" for each in _GEMMAS}
+"""Architecture in the file and the reference's own -> what llama.cpp then computes otherwise (src/models/llama.cpp)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault of the metadata that is no norm's own."""
+
+    label: str
+    """What it is about: "eps" or "architecture"."""
+    words: str
+    """What is wrong, without the name of the file."""
+    sentence: str
+    """What is wrong, with the name of the file."""
+    remedy: str
+    """What to do, in a few words."""
+
+    def to_json(self) -> dict[str, str]:
+        """Plain values."""
+        return asdict(self)
 
 
 def read_gguf(path: str | Path) -> Weights:
@@ -31,7 +67,8 @@ def read_gguf(path: str | Path) -> Weights:
 
     Values are read when rows are asked for, never mapped. Rows of a quantized tensor are dequantized by the package
     `gguf`, into float32; other rows need no package. `names` come from the table of the package, and are empty without
-    it or for an architecture that it does not know.
+    it or for an architecture that it does not know. Tensors of an encoding that is not known are left out, and `notes`
+    say so.
 
     Raises:
         ModelError: If the file is not whole or of an unknown kind (`read_gguf_header` says when), or a part is missing.
@@ -41,23 +78,39 @@ def read_gguf(path: str | Path) -> Weights:
     architecture = settings.get("general.architecture", "")
     if not isinstance(architecture, str) or not architecture.isprintable():
         raise ModelError(damaged(source.files[0], f"its architecture is {quoted(architecture)}"))
-    names, note = names_in_transformers(architecture, source.tensors)
+    eps: dict[str, float] = {}
+    # One number for all norms, of an architecture with both kinds that of its RMSNorms; encoders of images and sound
+    # have one each.
+    for part in ("", "vision.", "audio."):
+        for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
+            value = settings.get(f"{architecture}.{part}attention.{key}")
+            if value is not None and (not isinstance(value, float) or not np.isfinite(value)):
+                raise ModelError(damaged(source.files[0], f"its {key} is {quoted(value)}"))
+            if value is not None:
+                eps.setdefault("", value)
+    names, note = names_in_transformers(architecture, [*source.tensors, *source.unread])
+    reasons = [
+        f"{counted(list(source.unread.values()).count(why), 'tensor')} not read: {why}"
+        for why in dict.fromkeys(source.unread.values())
+    ]
     return Weights(
         name=str(path),
         runtime="llama.cpp",
         source=source,
         architecture=architecture,
         settings=settings,
-        eps=_eps(source.files[0], architecture, settings),
-        names=names,
-        notes=(note,) if note else (),
+        eps=eps,
+        names={name: found for name, found in names.items() if name in source.tensors},
+        unread={each: why for name, why in source.unread.items() for each in (name, *names.get(name, ()))},
+        notes=(*reasons, *([note] if note else [])),
     )
 
 
 class GgufSource:
     """The tensors of a GGUF file, or of all parts of a split one, read with `pread` from any number of threads.
 
-    `files` are the parts in their order, `settings` those of the first part.
+    `files` are the parts in their order, `settings` those of the first part, `unread` the reasons by the names of
+    tensors that are not in `tensors`.
 
     Raises:
         ModelError: If a file is not whole or cannot be read, or the parts do not belong together.
@@ -69,6 +122,7 @@ class GgufSource:
         """Close the files; nothing can be read afterwards."""
         self.files: tuple[Path, ...] = (path,)
         self.tensors: dict[str, GgufTensor] = {}
+        self.unread: dict[str, str] = {}
         try:
             header = self._open(path)
             if header.settings.get("split.count", 1) not in (0, 1):
@@ -109,9 +163,10 @@ class GgufSource:
         except OSError as error:
             raise ModelError(f"cannot read {file}: {error.strerror}") from None
         header = read_gguf_header(self._descriptors[file], file)
-        if twice := next((name for name in header.tensors if name in self.tensors), None):
-            raise ModelError(damaged(file, f"{quoted(twice)} is in {self.tensors[twice].file.name} too"))
+        if twice := (header.tensors.keys() | header.unread) & (self.tensors.keys() | self.unread):
+            raise ModelError(damaged(file, f"{quoted(min(twice))} is in another part too"))
         self.tensors |= header.tensors
+        self.unread |= header.unread
         return header
 
     def _open_parts(self, path: Path, header: Header) -> Header:
@@ -127,15 +182,16 @@ class GgufSource:
             raise ModelError(f"expected all {count} parts beside {path}, missing: {shortened(absent)}; download them")
         # In the order of the parts, not beginning with the one that was named.
         _close(self._descriptors)
-        self.tensors = {}
+        self.tensors, self.unread = {}, {}
         headers = [self._open(file) for file in self.files]
         for number, (file, part) in enumerate(zip(self.files, headers, strict=True)):
             said = part.settings.get("split.no"), part.settings.get("split.count")
             if said != (number, count):
                 raise ModelError(damaged(file, f"it says that it is part {quoted(said[0])} of {quoted(said[1])}"))
-        total = headers[0].settings.get("split.tensors.count", len(self.tensors))
-        if total != len(self.tensors):
-            raise ModelError(damaged(path, f"its parts hold {len(self.tensors)} tensors, it claims {quoted(total)}"))
+        count = len(self.tensors) + len(self.unread)
+        total = headers[0].settings.get("split.tensors.count", count)
+        if total != count:
+            raise ModelError(damaged(path, f"its parts hold {count} tensors, it claims {quoted(total)}"))
         return headers[0]
 
 
@@ -151,28 +207,10 @@ def _dequantized(stored: np.ndarray[Any, Any], name: str, tensor: GgufTensor) ->
         from gguf.quants import dequantize
     except ImportError:
         raise ModelError(f"{tensor.encoding}, in which {tensor.file} holds {name}, {_NEEDED}") from None
-    if tensor.is_big_endian:
-        raise ModelError(
-            f"expected {name} in {tensor.file} as little-endian {tensor.encoding}, found big-endian blocks; convert "
-            "the file with gguf-convert-endian"
-        )
     with suppress(NotImplementedError, AttributeError), np.errstate(all="ignore"):
         values: np.ndarray[Any, Any] = dequantize(stored, getattr(GGMLQuantizationType, tensor.encoding))
         return values
     raise ModelError(f"the package gguf cannot dequantize {tensor.encoding}, in which {tensor.file} holds {name}")
-
-
-def _eps(file: Path, architecture: str, settings: Mapping[str, Any]) -> dict[str, float]:
-    """The eps of all norms. Of an architecture with norms of both kinds, that of its RMSNorms."""
-    # A file of encoders for images and sound has one for each.
-    for part in ("", "vision.", "audio."):
-        for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
-            eps = settings.get(f"{architecture}.{part}attention.{key}")
-            if eps is not None:
-                if not isinstance(eps, float) or not np.isfinite(eps):
-                    raise ModelError(damaged(file, f"its {key} is {quoted(eps)}"))
-                return {"": eps}
-    return {}
 
 
 def names_in_transformers(architecture: str, tensors: Iterable[str]) -> tuple[dict[str, tuple[str, ...]], str]:
@@ -207,3 +245,108 @@ def names_in_transformers(architecture: str, tensors: Iterable[str]) -> tuple[di
         if found:
             names[name] = tuple(template.replace("{bid}", bid) + dot + parameter for template in found)
     return names, ""
+
+
+def faults_of(port: Weights, reference: Weights) -> Iterator[Fault]:
+    """The faults of a GGUF file's metadata; none of another form, or of a file of vision or sound alone.
+
+    Args:
+        port: The parameters of the port.
+        reference: Those of the reference, of transformers.
+    """
+    if port.runtime != "llama.cpp" or port.architecture in ("", "clip"):
+        return
+    own = expected_architecture(port, reference)
+    if own != port.architecture:
+        lacking = _LACKING.get((port.architecture, own), "")
+        computes = f"llama.cpp computes what it computes for {port.architecture}"
+        computes = f"{computes}: {lacking}" if lacking else computes
+        yield Fault(
+            label="architecture",
+            words=f"{port.architecture} instead of {own}; {computes}",
+            sentence=f"{port.name} names the architecture {port.architecture} instead of {own}; {computes}.",
+            remedy=f"write {own} into general.architecture, and its keys, or convert the reference anew",
+        )
+    if not port.eps:
+        rms = any("rms" in key for key in reference.settings)
+        layer = any(re.search(r"layer_?norm", key) for key in reference.settings)
+        names = [f"layer_norm_{'rms_' if each else ''}epsilon" for each in (True, False) if rms is each or layer is rms]
+        keys = " or ".join(f"{port.architecture}.attention.{name}" for name in names)
+        yield Fault(
+            label="eps",
+            words=f"none; llama.cpp refuses a file without {keys}",
+            sentence=f"{port.name} states no eps: llama.cpp refuses a file without {keys}.",
+            remedy="write the reference's eps into the metadata of the file",
+        )
+
+
+def expected_architecture(port: Weights, reference: Weights) -> str:
+    """The architecture that a GGUF file should name: its own, where nothing speaks against it."""
+    own = own_architecture(str(reference.settings.get("model_type", "")))
+    is_right = not own or port.architecture in (own, *_RELATIVES.get(own, ()))
+    return port.architecture if is_right else own
+
+
+def with_reference_names(weights: Weights, reference: Weights) -> Weights:
+    """A GGUF file with the names of the reference, and with the norms of single heads that the reference has.
+
+    A file that names another architecture has the names of the reference's own. StableLM 2 12B has a query and a key
+    norm for each head; llama.cpp stores the gains of all heads as one matrix (conversion/stablelm.py, _stack_qk_norm).
+    """
+    if weights.runtime != "llama.cpp" or weights.architecture in ("", "clip"):
+        return weights
+    expected = expected_architecture(weights, reference)
+    if expected != weights.architecture:
+        weights = replace(weights, names=names_in_transformers(expected, weights.source.tensors)[0])
+    held, tensors, names = reference.source.tensors, weights.source.tensors, dict(weights.names)
+    rows: dict[str, tuple[str, int]] = {}
+    for name, alternatives in weights.names.items():
+        stem = next((each[: -len("weight")] for each in alternatives if f"{each[:-6]}norms.0.weight" in held), None)
+        if stem is not None and name.endswith(".weight") and len(tensors[name].shape) == 2:
+            for head in range(tensors[name].shape[0]):
+                rows[row := f"{name[:-6]}{head}.weight"] = name, head
+                names[row] = (f"{stem}norms.{head}.weight",)
+    return replace(weights, source=RowSource(weights.source, rows), names=names) if rows else weights
+
+
+class RowSource:
+    """Tensors of another source, some of its matrices as one vector for each row.
+
+    Args:
+        source: The other source.
+        rows: Name of a vector -> the matrix and the row that it is.
+    """
+
+    def __init__(self, source: Source, rows: Mapping[str, tuple[str, int]]) -> None:
+        self._source, self._rows = source, rows
+        matrices = {name for name, _ in rows.values()}
+        self.tensors = {name: info for name, info in source.tensors.items() if name not in matrices}
+        for row, (name, _) in rows.items():
+            self.tensors[row] = TensorInfo(source.tensors[name].dtype, source.tensors[name].shape[1:])
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows of a tensor seen as a matrix; a vector is one row."""
+        if name not in self._rows:
+            return self._source.rows(name, start, stop)
+        matrix, row = self._rows[name]
+        return self._source.rows(matrix, row, row + 1)[start:stop]
+
+
+def own_architecture(model_type: str) -> str:
+    """The architecture of llama.cpp with the name of a model type of transformers; "" if none has its name.
+
+    Example:
+        >>> own_architecture("gemma3_text"), own_architecture("mistral")
+        ('gemma3', '')
+    """
+    try:
+        from gguf.constants import MODEL_ARCH_NAMES
+    except ImportError:
+        return ""
+    known = {_letters(name): name for name in MODEL_ARCH_NAMES.values()}
+    names = (_letters(model_type), _letters(model_type.removesuffix("_text")))
+    return next((known[name] for name in names if name in known), "")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -102,6 +102,8 @@ class Header:
     the shortest decimal number that stands for it: 1e-06, as a config.json has it."""
     tensors: Mapping[str, GgufTensor]
     """In the order of the file's list."""
+    unread: Mapping[str, str]
+    """Name of a tensor whose numbers nothing here can read -> why: a fork's encoding, blocks in big-endian order."""
 
 
 def read_gguf_header(descriptor: int, path: Path) -> Header:
@@ -109,7 +111,7 @@ def read_gguf_header(descriptor: int, path: Path) -> Header:
 
     Raises:
         ModelError: If the file is not whole or not GGUF 2 or 3: it is cut, a count, a length or an offset does not fit
-            its size, bytes belong to two tensors, a key or a tensor occurs twice, or an encoding is unknown.
+            its size, bytes belong to two tensors, or a key or a tensor occurs twice.
     """
     header = _Reading(descriptor, path)
     if header.take(4) != b"GGUF":
@@ -145,47 +147,52 @@ def read_gguf_header(descriptor: int, path: Path) -> Header:
             raise ModelError(damaged(path, f"{quoted(name)} has {num_axes} axes"))
         axes = tuple(header.number(_U64) for _ in range(num_axes))
         entries[name] = axes[::-1], header.number(_U32), header.number(_U64)
-    return Header(settings, _located(header, entries, _alignment(path, settings)))
-
-
-def _alignment(path: Path, settings: Mapping[str, Any]) -> int:
     alignment = settings.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise ModelError(damaged(path, f"its alignment {quoted(alignment)} is no power of two"))
-    return alignment
+    tensors = _located(header, entries, alignment)
+    unread = {name: f"its {each.encoding} is not known" for name, each in tensors.items() if not each.block_bytes}
+    if header.order == ">":
+        unread |= {
+            name: f"its blocks of {each.encoding} are big-endian; convert the file with gguf-convert-endian"
+            for name, each in tensors.items()
+            if each.block > 1
+        }
+    return Header(settings, {name: each for name, each in tensors.items() if name not in unread}, unread)
 
 
 def _located(
     header: _Reading, entries: Mapping[str, tuple[tuple[int, ...], int, int]], alignment: int
 ) -> dict[str, GgufTensor]:
-    """The tensors with their places, each inside the file and none over another."""
+    """The tensors with their places, each inside the file and none over another.
+
+    Where a tensor of an encoding that is not known ends cannot be told: it takes at least a bit for each number, and
+    at most what is left before the next tensor.
+    """
     path = header.path
     data = -(-header.place // alignment) * alignment
+    starts = sorted({data + offset for _, _, offset in entries.values()})
+    ends = dict(zip(starts, [*starts[1:], header.size], strict=False))
     tensors = {}
     for name, (shape, number, offset) in entries.items():
-        if number not in _ENCODINGS:
-            raise ModelError(
-                f"expected an encoding that normkit knows, {quoted(name)} in {path} has number {number}; convert the "
-                "model to another, such as Q8_0"
-            )
-        encoding, block, block_bytes = _ENCODINGS[number]
-        num_elements = math.prod(shape)
+        encoding, block, block_bytes = _ENCODINGS.get(number, ("", 1, 0))
+        num_elements, start = math.prod(shape), data + offset
         if num_elements % block or (shape and shape[-1] % block):
             raise ModelError(damaged(path, f"{quoted(name)} is {encoding} of shape {quoted(shape)}"))
-        start, num_bytes = data + offset, num_elements // block * block_bytes
         if offset % alignment:
             raise ModelError(damaged(path, f"the offset {offset} of {quoted(name)} is no multiple of {alignment}"))
+        stop = start + (num_elements // block * block_bytes if encoding else -(-num_elements // 8))
         # Axes of length 0 do not excuse the others.
-        if start + num_bytes > header.size or any(length > header.size * block for length in shape):
-            problem = f"{quoted(name)} of shape {quoted(shape)} ends at byte {start + num_bytes}, the file at"
-            raise ModelError(damaged(path, f"{problem} {header.size}"))
+        if stop > header.size or any(length > header.size * max(block, 8) for length in shape):
+            problem = f"{quoted(name)} of shape {quoted(shape)} ends at byte {stop}, the file at {header.size}"
+            raise ModelError(damaged(path, problem))
         tensors[name] = GgufTensor(
             dtype=encoding if encoding in TORCH else "F32",
             shape=shape,
             file=path,
             start=start,
-            stop=start + num_bytes,
-            encoding=encoding,
+            stop=stop if encoding else max(stop, ends[start]),
+            encoding=encoding or f"encoding {number}",
             block=block,
             block_bytes=block_bytes,
             is_big_endian=header.order == ">",

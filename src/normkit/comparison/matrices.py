@@ -17,12 +17,13 @@ from torch import Tensor
 from normkit.checkpoint.plan import FLOATS
 from normkit.comparison.folded_gains import CHUNK
 from normkit.comparison.parameter_pairs import numbers_of
+from normkit.comparison.quantized import MlxSource, has_other_scales
 from normkit.comparison.runtimes import reorders
 from normkit.comparison.weights import Weights
 from normkit.errors import ModelError
 from normkit.text import shortened
 
-Finding = Literal["transposed", "not transposed", "unrelated", "other values"]
+Finding = Literal["transposed", "not transposed", "unrelated", "scales of other groups", "other values"]
 
 _EITHER_WAY = ("ONNX",)
 """Runtimes whose graphs multiply by a matrix or by its transpose, so that neither is wrong."""
@@ -73,7 +74,12 @@ def compare_matrices(
         both = (port, name), (reference, other)
         try:
             few = min(_ROWS, max(1, _NUMBERS // shape[1]))
-            plain, count = _correlation(*(_rows(*each, few) for each in both))
+            rows, rows_there = (_rows(*each, few) for each in both)
+            group = port.source.group(name) if isinstance(port.source, MlxSource) else 0
+            if group and has_other_scales(rows, rows_there, group):
+                found[name] = "scales of other groups"
+                continue
+            plain, count = _correlation(rows, rows_there)
             if plain is None or (plain >= RELATED and not is_transposed):
                 continue
             turned, count_turned = _turned(*(_rows(*each, _SIDE) for each in both)) if _is_square(shape) else (None, 1)

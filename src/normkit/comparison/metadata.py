@@ -15,12 +15,11 @@ import torch
 
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.opening import model_class
-from normkit.comparison.gguf_metadata import Fault, faults_of
+from normkit.comparison.gguf_file import Fault, faults_of
 from normkit.comparison.parameter_pairs import pair_paths
 from normkit.comparison.runtimes import OWN
 from normkit.comparison.settings import SAME, Setting, compare_settings
-from normkit.comparison.weight_sources import eps_of_module
-from normkit.comparison.weights import Weights
+from normkit.comparison.weights import Weights, eps_of_module
 from normkit.errors import ModelError
 from normkit.models.expansion import expand
 from normkit.models.family import declared_family
@@ -122,7 +121,7 @@ def compare_metadata(port: Weights, reference: Weights, pairs: Sequence[tuple[st
 
     Example:
         >>> from dataclasses import replace
-        >>> from normkit.comparison.weight_sources import weights_of
+        >>> from normkit.comparison.weights import weights_of
         >>> port, reference = (replace(weights_of({}), eps={"": eps}) for eps in (1e-5, 1e-6))
         >>> compare_metadata(port, reference, [("norm", "model.norm")]).differs
         True

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from normkit.comparison.quantization_grid import BLOCKS, grid_steps
+from normkit.comparison.quantized import BLOCKS, grid_steps
 from normkit.files import finite
 from normkit.text import significant
 

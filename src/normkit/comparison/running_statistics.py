@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor
 from normkit.comparison.weights import Weights
 from normkit.text import significant
 
-_NAMES = (("running_mean", "running_var"), ("moving_mean", "moving_variance"))
-"""Mean and variance, as torch and Keras call them."""
+_MEAN = re.compile(r"(?:batch_stats[./])?(.+?)[./_](?:~[./])?(running_mean|moving_mean|mean_ema|mean)([./]average)?")
+_VARIANCE = {"running_mean": "running_var", "moving_mean": "moving_variance", "mean": "var", "mean_ema": "var_ema"}
+"""Name of a mean -> of the variance beside it, in torch, Keras, flax and haiku."""
 
 _ROUNDINGS = {"BF16": 2.0**-7, "F16": 2.0**-10}
 """Dtype of storage -> twice the largest share of a number that rounding to it takes; 2^-22 for the wider ones."""
@@ -52,14 +54,14 @@ def compare_running(
         ModelError: If a file cannot be read to its end.
 
     Example:
-        >>> from normkit.comparison.weight_sources import weights_of
+        >>> from normkit.comparison.weights import weights_of
         >>> trained = {"bn.running_mean": torch.randn(8), "bn.running_var": torch.rand(8)}
         >>> fresh = {"bn.running_mean": torch.zeros(8), "bn.running_var": torch.ones(8)}
         >>> compare_running(weights_of(fresh), weights_of(trained))[0].words
         'as initialised (mean 0, variance 1): not converted'
     """
-    ours, theirs = dict(_found(port)), dict(_found(reference))
-    given = paths or {}
+    ours, theirs = _found(port), _found(reference)
+    given = {_plain(path): _plain(other) for path, other in (paths or {}).items()}
     pairs = {path: given.get(path, path) for path in ours if given.get(path, path) in theirs}
     rest = [path for path in ours if path not in pairs]
     rest_there = [path for path in theirs if path not in pairs.values()]
@@ -74,13 +76,20 @@ def compare_running(
     return tuple(found)
 
 
-def _found(weights: Weights) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Path of a norm, and the names of its mean and variance."""
+def _found(weights: Weights) -> dict[str, tuple[str, str]]:
+    """Path of a norm -> the names of its mean and variance."""
+    found = {}
     for name in weights.source.tensors:
-        for mean, variance in _NAMES:
-            other = f"{name.removesuffix(mean)}{variance}"
-            if name.endswith(mean) and other in weights.source.tensors:
-                yield name.removesuffix(mean).rstrip("./_"), (name, other)
+        if match := _MEAN.fullmatch(name):
+            variance = f"{name[: match.start(2)]}{_VARIANCE[match[2]]}{match[3] or ''}"
+            if variance in weights.source.tensors:
+                found[_plain(match[1])] = name, variance
+    return found
+
+
+def _plain(path: str) -> str:
+    """The path of a norm with dots and without the name of flax's collection: its statistics are in another one."""
+    return path.replace("/", ".").removeprefix("params.")
 
 
 def _read(weights: Weights, names: tuple[str, str]) -> tuple[Tensor, Tensor]:

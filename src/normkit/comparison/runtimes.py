@@ -8,127 +8,70 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any
 
 from normkit.comparison.relations import Relation
 from normkit.comparison.weights import Weights
 
-FILE = "runtimes.toml"
 OWN = "transformers"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """What a runtime does with the stored gains of some norms."""
+    """What a runtime does with a stored gain."""
 
     adds: float
     """Added to the stored gain."""
-    source: str
-    """The file of the runtime that says so."""
-    architectures: tuple[str, ...] = ()
-    """The names of the architectures, or () for all."""
-    norms: tuple[str, ...] = ("*",)
-    """Patterns of the paths."""
-    but: tuple[str, ...] = ()
-    """Patterns of paths for which it does not hold."""
     may_reorder: bool = False
-    """Whether it may store the gains in another order than transformers does."""
+    """Whether it may store the gain in another order than transformers does."""
     twice: str = ""
     """Where the number is known to have been added twice, or ""."""
 
-    def holds(self, architecture: str, path: str) -> bool:
-        """Whether it is about a norm."""
-        return (
-            (not self.architectures or architecture in self.architectures)
-            and any(fnmatchcase(path, pattern) for pattern in self.norms)
-            and not any(fnmatchcase(path, pattern) for pattern in self.but)
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Elsewhere:
-    """Tensors of a model of transformers that a runtime does not keep in the file."""
-
-    names: tuple[str, ...]
-    """Patterns of their names in transformers."""
-    where: str
-    """Where they are, in words."""
-    source: str
-    """The file of the runtime that says so."""
-    architectures: tuple[str, ...] = ()
-    """The names of the architectures, or () for all."""
-    but: tuple[str, ...] = ()
-    """Architectures for which it does not hold."""
-
-    def holds(self, architecture: str, name: str) -> bool:
-        """Whether it is about a tensor."""
-        is_of_architecture = not self.architectures or architecture in self.architectures
-        return (
-            is_of_architecture and architecture not in self.but and any(fnmatchcase(name, each) for each in self.names)
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reordered:
-    """Matrices whose rows a runtime stores in another order."""
-
-    names: tuple[str, ...]
-    """Patterns of their names in transformers."""
-    source: str
-    """The file of the runtime that says so."""
-    architectures: tuple[str, ...]
-    """The names of the architectures."""
-
 
 @cache
-def runtimes() -> Mapping[str, tuple[Convention, ...]]:
-    """Runtime -> its conventions; the last holds where no other does."""
-    return MappingProxyType({name: _conventions(entry) for name, entry in _document().items()})
+def runtimes() -> Mapping[str, Mapping[str, Any]]:
+    """Runtime -> what runtimes.toml says of it."""
+    return tomllib.loads((files("normkit.comparison") / "runtimes.toml").read_text(encoding="utf-8"))
 
 
-@cache
-def _kept_elsewhere() -> Mapping[str, tuple[Elsewhere, ...]]:
-    return MappingProxyType(
-        {
-            name: tuple(Elsewhere(**_frozen(each)) for each in entry.get("elsewhere", ()))
-            for name, entry in _document().items()
-        }
-    )
+def convention(weights: Weights, path: str) -> Convention | None:
+    """What the runtime of some weights does with the gain of a norm; None if that is not known.
 
-
-@cache
-def _reordered() -> Mapping[str, tuple[Reordered, ...]]:
-    return MappingProxyType(
-        {
-            name: tuple(Reordered(**_frozen(each)) for each in entry.get("reordered", ()))
-            for name, entry in _document().items()
-        }
-    )
+    Example:
+        >>> from normkit.comparison.weights import weights_of
+        >>> from dataclasses import replace
+        >>> weights = replace(weights_of({}), runtime="transformers", architecture="gemma3_text")
+        >>> convention(weights, "model.norm").adds
+        1.0
+    """
+    if (added := weights.adds.get(path)) is not None:
+        return Convention(adds=added, may_reorder=True)
+    found: Mapping[str, Any] | None = _entry(weights, "entry", path)
+    if found is None:
+        found = runtimes().get(weights.runtime)
+        if found is None or (weights.runtime == OWN and not is_stock(weights.architecture)):
+            return None
+    return Convention(**{key: found[key] for key in ("adds", "may_reorder", "twice") if key in found})
 
 
 def reorders(weights: Weights, name: str) -> bool:
     """Whether the runtime of some weights stores the rows of a matrix of transformers in another order.
 
     Example:
-        >>> from normkit.comparison.weight_sources import weights_of
+        >>> from normkit.comparison.weights import weights_of
         >>> from dataclasses import replace
         >>> weights = replace(weights_of({}), runtime="llama.cpp", architecture="llama")
         >>> reorders(weights, "model.layers.0.self_attn.q_proj.weight")
         True
     """
-    known = _reordered().get(weights.runtime, ())
-    return any(
-        weights.architecture in each.architectures and any(fnmatchcase(name, pattern) for pattern in each.names)
-        for each in known
-    )
+    return _entry(weights, "reordered", name) is not None
 
 
 def elsewhere(weights: Weights, name: str) -> str:
-    """Where a runtime keeps a tensor of transformers that its file does not hold; "" if it belongs there.
+    """Where a tensor of transformers is that some weights do not hold; "" if it belongs there.
 
     Example:
-        >>> from normkit.comparison.weight_sources import weights_of
+        >>> from normkit.comparison.weights import weights_of
         >>> from dataclasses import replace
         >>> weights = replace(weights_of({}), runtime="llama.cpp", architecture="gemma3")
         >>> elsewhere(weights, "vision_tower.post_layernorm.weight")
@@ -136,26 +79,26 @@ def elsewhere(weights: Weights, name: str) -> str:
         >>> elsewhere(weights, "model.norm.weight")
         ''
     """
-    known = _kept_elsewhere().get(weights.runtime, ())
-    return next((each.where for each in known if each.holds(weights.architecture, name)), "")
+    words = name.split(".")
+    ends = (".".join(words[place:]) for place in range(len(words))) if weights.unread else ()
+    if (why := next((weights.unread[end] for end in ends if end in weights.unread), None)) is not None:
+        return f"in the file, but not read: {why}"
+    entry = _entry(weights, "elsewhere", name)
+    return entry["where"] if entry else ""
 
 
-def convention(weights: Weights, path: str) -> Convention | None:
-    """What the runtime of some weights does with the gain of a norm; None if that is not known.
-
-    Example:
-        >>> from normkit.comparison.weight_sources import weights_of
-        >>> from dataclasses import replace
-        >>> weights = replace(weights_of({}), runtime="transformers", architecture="gemma3_text")
-        >>> convention(weights, "model.norm").adds
-        1.0
-    """
-    if (added := weights.adds.get(path)) is not None:
-        return Convention(adds=added, source="the nodes of the file's own graph", may_reorder=True)
-    known = runtimes().get(weights.runtime, ())
-    found = next((each for each in known if each.holds(weights.architecture, path)), None)
-    is_general = found is not None and not found.architectures
-    return None if is_general and weights.runtime == OWN and not is_stock(weights.architecture) else found
+def _entry(weights: Weights, kind: str, name: str) -> dict[str, Any] | None:
+    """The first entry of one kind that holds for a name, in the table of the weights' runtime."""
+    entries: list[dict[str, Any]] = runtimes().get(weights.runtime, {}).get(kind, [])
+    for entry in entries:
+        is_of_architecture = weights.architecture in entry.get("architectures", (weights.architecture,))
+        if is_of_architecture and weights.architecture not in entry.get("other_architectures", ()):
+            is_named, is_excepted = (
+                any(fnmatchcase(name, each) for each in entry.get(key, ())) for key in ("names", "but")
+            )
+            if is_named and not is_excepted:
+                return entry
+    return None
 
 
 @cache
@@ -219,16 +162,3 @@ def _without_runtime(stored: float, reference: Convention | None) -> tuple[str, 
         return f"right for a loader that multiplies by it, doubled for one that adds {adds:g}", None
     twice = stored == 2 * adds
     return f"{'doubled' if twice else 'wrong'}: a loader needs {adds:+g}, or nothing if it adds {adds:g}", False
-
-
-def _document() -> dict[str, Any]:
-    return tomllib.loads((files("normkit.comparison") / FILE).read_text(encoding="utf-8"))
-
-
-def _conventions(entry: Mapping[str, Any]) -> tuple[Convention, ...]:
-    general = {key: value for key, value in entry.items() if key not in ("entry", "elsewhere", "reordered")}
-    return tuple(Convention(**_frozen(each)) for each in (*entry.get("entry", ()), general))
-
-
-def _frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

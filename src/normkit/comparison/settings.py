@@ -77,7 +77,7 @@ def compare_settings(port: Weights, reference: Weights) -> tuple[Setting, ...]:
 
     Example:
         >>> from dataclasses import replace
-        >>> from normkit.comparison.weight_sources import weights_of
+        >>> from normkit.comparison.weights import weights_of
         >>> made = [{"rope_theta": 10000.0}, {"rope_parameters": {"rope_theta": 500000.0}, "use_cache": True}]
         >>> sides = [replace(weights_of({}), runtime="transformers", settings=settings) for settings in made]
         >>> [each.words for each in compare_settings(*sides)]

@@ -20,8 +20,7 @@ from normkit.comparison.differences import Level
 from normkit.comparison.gguf_file import read_gguf
 from normkit.comparison.onnx_file import OnnxModel
 from normkit.comparison.recording import Recording, opened
-from normkit.comparison.weight_sources import weights_of
-from normkit.comparison.weights import Weights
+from normkit.comparison.weights import Weights, weights_of
 from normkit.errors import InputError, KindError, ModelError, NormkitError
 from normkit.identification.behaviour import identify
 from normkit.identification.book import Entry, PassportBook
@@ -235,13 +234,9 @@ def _of_recording(recording: Recording, name: str, given: str, path: Path | None
 
 def _of_path(given: str, *, dtype: str, revision: str | None, local_files_only: bool, show_downloads: bool) -> Side:
     """A side of a file, of a folder or of a model on the Hub."""
+    if (side := file_side(given)) is not None:
+        return side
     path = Path(given).expanduser()
-    if path.is_file():
-        is_of_model = path.name in (CONFIG, WEIGHTS, INDEX) and (path.parent / CONFIG).is_file()
-        if path.suffix == ".safetensors" and (recording := opened(path)) is not None:
-            return _of_recording(recording, path.stem, given, path)
-        if not is_of_model:
-            return _of_file(given, path)
     if path.suffix in (".gguf", ".onnx", ".safetensors", ".json", ".py") and not path.exists():
         raise InputError(f"cannot read {given}: there is no such file; give {_TAKEN}")
     folder, identifier = find_model(given, revision, local_files_only=local_files_only, show_downloads=show_downloads)
@@ -256,25 +251,31 @@ def _of_path(given: str, *, dtype: str, revision: str | None, local_files_only: 
     )
 
 
-def _of_file(given: str, path: Path) -> Side:
+def file_side(given: str | Path) -> Side | None:
+    """The side of a file that is no model of transformers, told by its name; None for all else.
+
+    Raises:
+        ModelError: If the file is damaged.
+        InputError: If it cannot be used.
+    """
+    path, given = Path(given).expanduser(), str(given)
+    is_of_model = path.name in (CONFIG, WEIGHTS, INDEX) and (path.parent / CONFIG).is_file()
+    if not path.is_file() or is_of_model:
+        return None
+    name = path.name
     if path.suffix == ".gguf":
-        lacking, weights = _of_tensors("a GGUF file"), replace(read_gguf(path), name=path.name)
-        return Side(name=path.name, given=given, form="GGUF", path=path, weights=weights, lacking=lacking)
+        weights = replace(read_gguf(path), name=name)
+        lacking = _of_tensors("a GGUF file")
+        return Side(name=name, given=given, form="GGUF", path=path, weights=weights, lacking=lacking)
     if path.suffix == ".onnx":
         onnx = OnnxModel.open(path)
-        return Side(
-            name=path.name,
-            given=given,
-            form="ONNX",
-            path=path,
-            weights=replace(onnx.weights, name=path.name),
-            onnx=onnx,
-        )
-    if path.name.endswith((".safetensors", ".safetensors.index.json")):
-        weights = weights_of(path)
+        return Side(name=name, given=given, form="ONNX", path=path, weights=replace(onnx.weights, name=name), onnx=onnx)
+    if path.suffix == ".safetensors" and (recording := opened(path)) is not None:
+        return _of_recording(recording, path.stem, given, path)
+    if name.endswith((".safetensors", ".safetensors.index.json")):
         lacking = _of_tensors("a .safetensors file")
-        return Side(name=path.name, given=given, form="safetensors", path=path, weights=weights, lacking=lacking)
+        return Side(name=name, given=given, form="safetensors", path=path, weights=weights_of(path), lacking=lacking)
     if path.suffix == ".json":
         book = PassportBook.read(path)
         return Side(name=book.model, given=given, form="passports", path=path, book=book, lacking=_OF_PASSPORTS)
-    raise InputError(f"{given} is nothing that can be compared; give {_TAKEN}")
+    return None

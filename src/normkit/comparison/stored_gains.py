@@ -139,7 +139,7 @@ def stored_gains(weights: Weights) -> StoredGains:
         ModelError: If the file cannot be read to its end.
 
     Example:
-        >>> from normkit.comparison.weight_sources import weights_of
+        >>> from normkit.comparison.weights import weights_of
         >>> found = {f"h.{layer}.ln_1.weight": torch.rand(256) - 0.9 for layer in range(12)}
         >>> stored_gains(weights_of(found)).reading
         'zero-centred'

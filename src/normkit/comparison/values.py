@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normkit.comparison.folded_gains import folding, holds_bias, readers_of
-from normkit.comparison.gguf_metadata import with_expected_names
+from normkit.comparison.gguf_file import with_reference_names
 from normkit.comparison.layer_order import with_layer_order
 from normkit.comparison.origins import origins
 from normkit.comparison.other_tensors import OtherTensors, compare_others
@@ -116,14 +116,14 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         ModelError: If a file cannot be read to its end.
 
     Example:
-        >>> from normkit.comparison.weight_sources import weights_of
+        >>> from normkit.comparison.weights import weights_of
         >>> gain = torch.randn(64)
         >>> found = compare_values(weights_of({"norm.weight": gain + 1}), weights_of({"norm.weight": gain}))
         >>> [group.words for group in found.groups]
         ['reference + 1']
     """
     report = progress or (lambda _stage, _done, _total: None)
-    port, reference = with_expected_names(port, reference), with_expected_names(reference, port)
+    port, reference = with_reference_names(port, reference), with_reference_names(reference, port)
     ours, theirs = norm_tensors(port.source.tensors), norm_tensors(reference.source.tensors)
     held, held_there = _Vectors(port), _Vectors(reference)
 

@@ -1,4 +1,4 @@
-"""Matrices that MLX has quantized."""
+"""Matrices that MLX has quantized, and the grids of quantized numbers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from normkit.comparison.mlx_weights import BITS, MlxSource, is_mlx, unpacked
+from normkit.comparison.quantized import BITS, MlxSource, grid_steps, has_other_scales, unpacked
+from normkit.comparison.relations import relation
 from normkit.comparison.values import compare_values
-from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.weights import weights_of
 from normkit.errors import ModelError
 
 # mx.quantize and mx.dequantize of mlx 0.32.4, float16, one group of 32: words, scale, bias, numbers at some places.
@@ -105,7 +107,10 @@ def test_modules_with_their_own_width_and_modules_left_alone() -> None:
     for path in "ab":
         assert source.tensors[f"{path}.weight"] == source.tensors[f"{path}.expected"]
         assert torch.equal(source.rows(f"{path}.weight", 1, 3), tensors[f"{path}.expected"][1:])
-    assert (source.quantized, source.left) == (2, {})
+    assert ({name: source.group(name) for name in source.tensors}, source.left) == (
+        {"a.weight": 32, "a.expected": 0, "b.weight": 32, "b.expected": 0, "c.weight": 0, "norm.weight": 0},
+        {},
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,21 +136,36 @@ def test_another_width_than_the_configuration_says_is_one_line(settings: dict[st
         MlxSource(weights_of(quantized("a", 4)).source, settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "metadata", "is_of_mlx"),
-    [
-        ({"quantization": {"bits": 4, "group_size": 64}}, {}, True),
-        ({}, {"format": "mlx"}, True),
-        ({"quantization": "int4"}, {"format": "pt"}, False),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}, {}, False),
-    ],
-)
-def test_how_mlx_is_recognised(settings: dict[str, Any], metadata: dict[str, str], is_of_mlx: bool) -> None:
-    assert is_mlx(settings, metadata) is is_of_mlx
+def rounded(matrix: Tensor, bits: int, group: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole numbers, scales and shifts of a matrix, as mx.quantize makes them (mlx, mlx/ops.cpp, affine_quantize)."""
+    parts = matrix.reshape(len(matrix), -1, group)
+    low, high = parts.amin(2), parts.amax(2)
+    scale = ((high - low) / (2**bits - 1)).clamp_min(1e-7)
+    is_low = low.abs() > high.abs()
+    scale, edge = torch.where(is_low, scale, -scale), torch.where(is_low, low, high)
+    zero = (edge / scale).round()
+    scale = torch.where(zero == 0, scale, edge / zero)
+    shift = torch.where(zero == 0, 0, edge)
+    return ((parts - shift[..., None]) / scale[..., None]).round().clamp(0, 2**bits - 1), scale, shift
+
+
+@pytest.mark.parametrize("bits", [3, 4, 5, 6, 8])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scales_of_other_groups_are_seen_and_what_training_or_a_fold_leaves_is_not(bits: int, axis: int) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    reference = torch.randn(14, 576, generator=generator).double()
+    columns, rows = 1 + 0.3 * torch.rand(576, generator=generator), 1 + torch.rand(14, 1, generator=generator)
+    tuned = reference + 0.2 * torch.randn(14, 8, generator=generator) @ torch.randn(8, 576, generator=generator)
+    for source in (reference, reference * columns, reference * rows, tuned, torch.randn_like(reference)):
+        whole, scale, shift = rounded(source, bits)
+        right, wrong = (whole * each[..., None] + shift[..., None] for each in (scale, scale.roll(1, axis)))
+        assert not has_other_scales(right.reshape(14, 576), reference, 64)
+        if source is reference:
+            assert has_other_scales(wrong.reshape(14, 576), reference, 64)
 
 
 def test_a_folder_of_mlx_against_its_source(tmp_path: Path) -> None:
-    made = quantized("model.layers.0.q_proj", 4)
+    made = quantized("model.layers.0.q_proj", 4, rows=8)
     norm = {"model.norm.weight": torch.randn(64).bfloat16()}
     plain = {"model.layers.0.q_proj.weight": made.pop("model.layers.0.q_proj.expected")}
     config = {"model_type": "gemma3_text", "rms_norm_eps": 1e-6}
@@ -161,3 +181,39 @@ def test_a_folder_of_mlx_against_its_source(tmp_path: Path) -> None:
     found = compare_values(port, reference)
     assert found.is_right is True
     assert (found.others.paired, found.others.missing, found.others.extra, found.others.reshaped) == (1, (), (), {})
+    assert found.others.matrices == {}
+    made["model.layers.0.q_proj.scales"] = made["model.layers.0.q_proj.scales"].roll(1, 1)
+    save_file(made | norm, tmp_path / "port" / "model.safetensors", metadata={"format": "mlx"})
+    found = compare_values(weights_of(tmp_path / "port"), reference)
+    assert found.others.matrices == {"model.layers.0.q_proj.weight": "scales of other groups"}
+    assert found.is_right is True
+
+
+def test_each_block_has_its_step() -> None:
+    counts = torch.tensor([[0, 3, 4, 9], [0, 2, 5, 7]]).double()
+    steps = torch.tensor([[0.25], [0.5]]).double()
+    found = grid_steps((counts * steps + 1).reshape(-1), 4)
+    assert found is not None
+    assert torch.equal(found, steps.expand(-1, 4).reshape(-1))
+
+
+def test_numbers_on_no_grid_have_no_step() -> None:
+    values = torch.randn(64, generator=torch.Generator().manual_seed(0)).double()
+    assert grid_steps(values, 64) is None
+    assert grid_steps(values, 48) is None
+    assert grid_steps(torch.ones(64).double(), 64) is None
+    assert grid_steps(values[:1], 1) is None
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"])
+@pytest.mark.parametrize("constant", [0.0, 1.0])
+def test_gains_that_llama_cpp_s_own_package_quantized(kind: str, constant: float) -> None:
+    gguf = pytest.importorskip("gguf")
+    generator = torch.Generator().manual_seed(3)
+    reference = 1 + 0.3 * torch.randn(640, generator=generator)
+    encoding = gguf.GGMLQuantizationType[kind]
+    stored = gguf.quants.quantize((reference + constant).numpy().astype(np.float32), encoding)
+    port = torch.from_numpy(gguf.quants.dequantize(stored, encoding)).double()
+    found = relation(port, reference.double(), "F32", "F32")
+    assert (found.kind, found.constant) == ("offset" if constant else "equal", constant or None)
+    assert "within a quantization step of" in found.words or "within a unit of" in found.words

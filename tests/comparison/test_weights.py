@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from normkit.comparison.weight_sources import eps_in, is_quantized, weights_of
+from normkit.comparison.values import compare_values
+from normkit.comparison.weights import eps_in, is_quantized, weights_of
 from normkit.errors import InputError, KindError, ModelError
 
 
@@ -123,3 +124,24 @@ def test_eps_of_a_configuration(settings: dict[str, Any], eps: float | None) -> 
 )
 def test_a_folder_that_says_it_is_quantized(tmp_path: Path, config: dict[str, Any] | None, found: bool) -> None:
     assert is_quantized(folder_with(tmp_path / "x", config)) is found
+
+
+def test_a_checkpoint_of_tensorrt_llm(tmp_path: Path) -> None:
+    config = {"architecture": "GemmaForCausalLM", "norm_epsilon": 1e-6, "mapping": {"world_size": 2, "tp_size": 2}}
+    gains = {name: torch.rand(16) for name in ("input_layernorm", "post_attention_layernorm", "norm")}
+    ours = {
+        "transformer.layers.0.input_layernorm.weight": gains["input_layernorm"] + 1,
+        "transformer.layers.0.post_layernorm.weight": gains["post_attention_layernorm"] + 1,
+        "transformer.ln_f.weight": gains["norm"] + 1,
+    }
+    port = weights_of(folder_with(tmp_path / "port", config, rank0=ours, rank1=ours))
+    assert (port.runtime, port.eps) == ("TensorRT-LLM", {"": 1e-6})
+    assert port.notes == ("the first of 2 ranks is read: it has parts of the matrices",)
+    theirs = {f"model.layers.0.{name}.weight": gain for name, gain in gains.items() if name != "norm"}
+    reference = folder_with(
+        tmp_path / "r", {"model_type": "gemma"}, model=theirs | {"model.norm.weight": gains["norm"]}
+    )
+    found = compare_values(port, weights_of(reference))
+    assert [(each.paired_by, each.verdict, each.is_right) for each in found.tensors] == [
+        ("table of names", "as TensorRT-LLM stores it", True)
+    ] * 3

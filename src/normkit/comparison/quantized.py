@@ -1,12 +1,14 @@
-"""Matrices that MLX has quantized, dequantized a few rows at a time.
+"""Quantized numbers: matrices of MLX, dequantized a few rows at a time; the grids on which quantized numbers lie.
 
-A matrix is three tensors: `weight`, whole numbers of 2 to 8 bits packed into 32-bit words from the lowest bit on;
-`scales` and `biases`, one number for each group of 32, 64 or 128 columns. A number is `scale * whole number + bias`
-(mlx, mlx/ops.cpp, affine_dequantize).
+A matrix of MLX is three tensors: `weight`, whole numbers of 2 to 8 bits packed into 32-bit words from the lowest bit
+on; `scales` and `biases`, one number for each group of 32, 64 or 128 columns. A number is `scale * whole number + bias`
+(mlx, mlx/ops.cpp, affine_dequantize). In files of other tools, too, a block of numbers has one scale, and each number
+is a whole number of steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,12 +22,17 @@ from normkit.text import quoted
 BITS = (2, 3, 4, 5, 6, 8)
 """The widths that MLX packs."""
 
+BLOCKS = (2**20, 256, 128, 64, 32)
+"""The numbers that share one grid in files of quantized tensors: all of them first, then those of a block."""
 
-def is_mlx(settings: Mapping[str, Any], metadata: Mapping[str, str]) -> bool:
-    """Whether MLX wrote a folder or file: by the quantization in its configuration, or the file's own word."""
-    found = settings.get("quantization")
-    is_quantized = isinstance(found, Mapping) and {"group_size", "bits"} <= found.keys()
-    return is_quantized or metadata.get("format") == "mlx"
+LEVELS = 2**8
+"""The most levels of such a grid."""
+
+_MOST_PARTS = 6
+"""The numbers of a block may all be a few steps apart: the smallest gap is divided by up to this many."""
+
+MOST_SPREAD, LEAST_SPREAD = 5.0, 0.01
+"""How far the slopes of groups are apart at most, in units of what the error of their fits explains, and in all."""
 
 
 class MlxSource:
@@ -78,10 +85,9 @@ class MlxSource:
         shown = (name for name in source.tensors if name not in hidden)
         self.tensors = {name: self.tensors.get(name, source.tensors[name]) for name in shown}
 
-    @property
-    def quantized(self) -> int:
-        """How many matrices are dequantized."""
-        return len(self._packed)
+    def group(self, name: str) -> int:
+        """How many columns of a matrix share a scale; 0 if it was not quantized."""
+        return self._packed[name][2] if name in self._packed else 0
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows of a tensor seen as a matrix, in the dtype of its scales if it was quantized.
@@ -110,3 +116,49 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
     single = (octets[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1
     numbers = single.reshape(len(words), -1, bits).double()
     return numbers @ (2.0 ** torch.arange(bits, dtype=torch.float64))
+
+
+def grid_steps(values: Tensor, block: int) -> Tensor | None:
+    """The step of the grid on which the numbers of each block lie, for each number; None if a block has no grid.
+
+    Example:
+        >>> grid_steps(torch.tensor([0.0, 0.5, 1.5, 4.0]).double(), 4)
+        tensor([0.5000, 0.5000, 0.5000, 0.5000], dtype=torch.float64)
+    """
+    if len(values) % block or block < 2:
+        return None
+    ordered = values.reshape(-1, block).sort().values
+    gaps = ordered.diff()
+    # Dequantized numbers are rounded to float32, or to 16 bits, once more.
+    least = 2.0**-16 * ordered.abs().amax(1, keepdim=True)
+    gap = gaps.masked_fill(gaps <= least, math.inf).amin(1, keepdim=True)
+    if not bool(gap.isfinite().all()):
+        return None
+    steps = torch.full_like(gap, math.inf)
+    for parts in range(1, _MOST_PARTS + 1):
+        counts = (ordered - ordered[:, :1]) / (gap / parts)
+        is_whole = ((counts - counts.round()).abs() <= 0.02).all(1, keepdim=True) & (counts[:, -1:] <= LEVELS)
+        steps = torch.where(is_whole & steps.isinf(), gap / parts, steps)
+    return steps.expand(-1, block).reshape(-1) if bool(steps.isfinite().all()) else None
+
+
+def has_other_scales(port: Tensor, reference: Tensor, group: int) -> bool:
+    """Whether groups of a port's rows have scales of others: each alone is the reference's, times its own number.
+
+    Fits `reference = slope * port + shift` in each group of columns. Rounding leaves the slopes of one row together, as
+    do a factor of the row, a gain folded into the columns and training: they then differ by about the relative error of
+    the fit over the root of the group's size. Scales of other groups spread them over many times that.
+
+    Args:
+        port: Rows of a matrix, in float64.
+        reference: The same rows of the reference.
+        group: How many columns share a scale.
+    """
+    if port.shape[1] % group or port.shape[1] < 2 * group:
+        return False
+    one, other = (each.reshape(len(each), -1, group) for each in (port, reference))
+    one, other = (each - each.mean(2, keepdim=True) for each in (one, other))
+    slopes = (one * other).sum(2, keepdim=True) / one.square().sum(2, keepdim=True).clamp_min(1e-30)
+    noise = (other - slopes * one).norm() / other.norm().clamp_min(1e-30)
+    spread = (slopes - slopes.median(1, keepdim=True).values).abs().mean()
+    return float(spread) > max(MOST_SPREAD * float(noise) / math.sqrt(group), LEAST_SPREAD)
