@@ -54,6 +54,15 @@ def test_a_model_against_itself(gpt2: Path, run: Run) -> None:
     assert not Path("none").exists()
 
 
+def test_undecided_is_no_success(run: Run) -> None:
+    gain = torch.randn(64)
+    save_file({"model.norm.weight": gain}, "reference.safetensors")
+    save_file({"model.norm.weight": gain + 1}, "port.safetensors")
+    done = run("compare", "port.safetensors", "reference.safetensors", "--json", "--no-report")
+    assert (done.exit_code, json.loads(done.stdout)["verdict"]) == (1, "undecided")
+    assert run("compare", "port.safetensors", "port.safetensors", "--no-report").exit_code == 0
+
+
 @pytest.mark.slow
 def test_a_port_with_another_eps(gpt2: Path, port: Path, run: Run) -> None:
     done = run("compare", port, gpt2, *QUICK)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.comparison.comparing import compare_sides
-from normkit.comparison.differences import Comparison
+from normkit.comparison.differences import Comparison, Wiring
 from normkit.comparison.row_causes import RowCause
 from normkit.comparison.rows import Rows
 from normkit.comparison.sides import Side, open_side
@@ -69,16 +69,30 @@ def test_a_doubled_and_a_dropped_one(gains: Gains, made: Callable[[Gains], Gains
     assert found.differs
 
 
-def test_swapped_copied_and_missing_gains(gains: Gains) -> None:
+def test_swapped_copied_and_missing_gains_and_what_of_it_is_wiring(gains: Gains) -> None:
     one, other, last = (f"{path}.weight" for path in (PATHS[1], PATHS[5], PATHS[7]))
-    swapped = {**gains, one: gains[other], other: gains[one]}
-    [cause] = compared(side(swapped), side(gains)).causes
+    found = compared(side({**gains, one: gains[other], other: gains[one]}), side(gains))
+    [cause] = found.causes
     assert cause.sentence == f"The gains of two norms are swapped: {one} and {other}."
     assert {*cause.places} == {PATHS[1], PATHS[5]}
-    [cause] = compared(side({**gains, one: gains[other]}), side(gains)).causes
+    assert found.wiring == Wiring(seen_in=("values",), paired_by={"name": 8}, missing=(), extra=(), causes=(cause,))
+    found = compared(side({**gains, one: gains[other]}), side(gains))
+    [cause] = found.causes
     assert cause.sentence == f"{one} holds a copy of the gain of {PATHS[5]}, 2 layers further."
-    [cause] = compared(side({name: gain for name, gain in gains.items() if name != last}), side(gains)).causes
+    assert (cause.level, found.wiring.causes) == ("values", ())
+    found = compared(side({name: gain for name, gain in gains.items() if name != last}), side(gains))
+    [cause] = found.causes
     assert cause.sentence == f"{last} of the reference is missing."
+    assert (cause.level, found.wiring.missing, found.wiring.extra) == ("wiring", (PATHS[7],), ())
+    assert found.to_json()["wiring"]["causes"][0]["sentence"] == cause.sentence
+
+
+def test_what_allows_both_is_undecided(gains: Gains) -> None:
+    """Without a config nobody says whether a runtime adds 1."""
+    found = compared(side(plus(gains, 1)), side(gains))
+    assert (found.verdict, found.differs, found.to_json()["verdict"]) == ("undecided", False, "undecided")
+    assert compared(side(gains), side(gains)).verdict == "the same"
+    assert compared(side(plus(gains, 2), "llama.cpp"), side(gains, "transformers")).verdict == "different"
 
 
 def test_eps_is_told_once(gains: Gains) -> None:

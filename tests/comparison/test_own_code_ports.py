@@ -147,4 +147,6 @@ def test_a_second_head_that_reads_the_stream_before_the_final_norm_is_named(
     assert [cause.sentence for cause in found.causes] == [
         "The head draft takes what enters final, where the reference's draft takes what leaves final."
     ]
+    assert found.wiring is not None
+    assert found.wiring.causes == found.causes
     assert not compare(Drafting(is_late=True, together=together), reference, ids).differs

@@ -57,11 +57,12 @@ def told(*pairs: Pair, **more: Any) -> str:
 def test_the_verdict_is_that_all_is_the_same_or_that_there_is_nothing_to_compare() -> None:
     text = told(pair("a"), pair("b"))
     assert "+ the same all 2 norms compute the same formulas." in text
-    assert "looked at metadata, values, conventions, rows" in text
+    assert "looked at metadata, values, conventions, rows, wiring" in text
     assert "Side by side they agree to the bit at 2 norms and in their output." in text
     assert "- nothing to compare neither of the two has a norm." in told()
     text = told(pair("a"), not_looked_at={"values": "no tensors", "rows": "no room", "metadata": "no tensors"})
-    assert "looked at conventions not looked at metadata and values: no tensors not looked at rows: no room" in text
+    assert "looked at conventions, wiring in part not looked at metadata and values: no tensors" in text
+    assert "not looked at rows: no room" in text
     assert "Side by side" not in text
 
 

@@ -34,6 +34,12 @@ def test_another_eps_of_one_norm_is_named_where_no_row_feels_it():
     assert_same(nn.LayerNorm(8), nn.LayerNorm(8), shape=8)
 
 
+def test_what_stays_undecided_does_not_pass():
+    gain = {"norm.weight": torch.randn(64)}
+    assert "undecided" in str(failed({"norm.weight": gain["norm.weight"] + 1}, gain))
+    assert_same(gain, gain)
+
+
 @pytest.mark.slow
 def test_the_same_model_in_another_precision_passes(llama):
     assert_same(llama, llama, IDS)

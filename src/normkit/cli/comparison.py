@@ -49,7 +49,7 @@ def compare_with_reference(
     local_files_only: bool,
     quiet: bool,
 ) -> None:
-    """Say where and how PORT differs from REFERENCE, and exit with 1 if it does.
+    """Say where and how PORT differs from REFERENCE, and exit with 1 unless they are shown to be the same.
 
     Each of the two is a model's folder (of transformers, or another with safetensors), a Hub id such as
     org/name[@revision], a .safetensors, .gguf or .onnx file, a recording (normkit record), a passports.json (normkit
@@ -57,8 +57,11 @@ def compare_with_reference(
     with a model never is.
 
     Every level that both offer is looked at: stored gains and biases, without running anything; what each norm
-    computes; the rows of both on one text, and where the first difference appears. The result says which levels were
-    not looked at, and why. It is DIR/PORT/comparison.json.
+    computes; the rows of both on one text, and where the first difference appears; which norm stands for which. The
+    result says which levels were not looked at, and why. It is DIR/PORT/comparison.json.
+
+    Exit codes: 0 the same, as far as both offer it; 1 different, or undecided: what can be read allows both (the key
+    "verdict" of the JSON tells these two apart); 2 wrong usage or input.
     """
     shown = terminal.shows_progress(quiet=quiet or as_json)
     from normkit.cli.reports import output_folder
@@ -102,5 +105,5 @@ def compare_with_reference(
         path = write_text(folder / "comparison.json", json_text(found.to_json()))
         if not as_json:
             terminal.results().print(f"\ncomparison: {path}", soft_wrap=True)
-    if found.differs:
+    if found.verdict != "the same":
         ctx.exit(1)

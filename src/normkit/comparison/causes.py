@@ -26,6 +26,9 @@ _ADVICE = {
     "wrong": "as its runtime stores them",
 }
 
+_WIRING = ("wiring", "swapped gains", "not applied", "applied twice", "missing norm", "extra norm", "final norm")
+"""Kinds of what rows show that say where something stands, not what it computes."""
+
 _PLACES = {"transformers": "config.json", "MLX": "config.json"}
 """Runtime -> where its models have their eps."""
 
@@ -61,7 +64,8 @@ def causes_of(found: Comparison) -> tuple[Cause, ...]:
         if not told or not explained.issuperset(told):
             is_path = "." in cause.words.split(" ")[0]
             sentence = f"{cause.words if is_path else cause.words[0].upper() + cause.words[1:]}."
-            made.append(Cause(level="rows", sentence=sentence, remedy="", places=cause.paths))
+            level: Level = "wiring" if cause.kind in _WIRING else "rows"
+            made.append(Cause(level=level, sentence=sentence, remedy="", places=cause.paths))
     return tuple(made)
 
 
@@ -95,7 +99,8 @@ def _of_values(found: Values) -> Iterator[Cause]:
                 continue
             sentence, remedy = _of_group(group, first, found.reference)
             paths = tuple(tensors[name].path for name in group.names)
-            yield Cause(level="values", sentence=sentence, remedy=remedy, places=paths)
+            level: Level = "wiring" if first.relation.kind == "copied" and first.relation.order else "values"
+            yield Cause(level=level, sentence=sentence, remedy=remedy, places=paths)
     wrong = [each for each in found.running if not each.is_right]
     for words in dict.fromkeys(each.words for each in wrong):
         places = tuple(each.path for each in wrong if each.words == words)
@@ -108,8 +113,9 @@ def _of_values(found: Values) -> Iterator[Cause]:
         )
     if found.missing:
         are = "is" if len(found.missing) == 1 else "are"
+        kept = {each.reference_path for each in found.tensors}
         yield Cause(
-            level="values",
+            level="values" if any(name.rpartition(".")[0] in kept for name in found.missing) else "wiring",
             sentence=f"{_listed(found.missing)} of the reference {are} missing.",
             remedy="convert the named tensors, too",
             places=tuple(name.rpartition(".")[0] for name in found.missing),
@@ -151,7 +157,7 @@ def _only_in_port(comparison: Comparison, found: Values) -> Iterator[Cause]:
             use = f"; the port's class {'uses' if is_used else 'does not use'} {'it' if len(paths) == 1 else 'them'}"
         are = "is" if len(names) == 1 else "are"
         yield Cause(
-            level="values",
+            level="wiring" if what == "norm" else "values",
             sentence=f"{_listed(names)} {are} only in the port: the reference has no such {what}{use}.",
             remedy="find out whose it is: the reference may be of another model"
             if is_used
@@ -205,7 +211,7 @@ def _swaps(
         one, two = sorted(names)
         role = "gains" if each.role == "weight" else "biases"
         yield Cause(
-            level="values",
+            level="wiring",
             sentence=f"The {role} of two norms are swapped: {one} and {two}.",
             remedy="exchange the two tensors",
             places=tuple({each.path, other.path if other else each.path}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -130,6 +131,23 @@ class Conventions:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """Which norms stand for which, and what stands in another place than in the reference."""
+
+    seen_in: tuple[Level, ...]
+    """The levels that show something of it: "values" alone show swapped gains and norms that are missing or extra."""
+    paired_by: Mapping[str, int]
+    """How many norms were paired by their "path" or "name", else by a "table of names", "values", "size" or "order"."""
+    missing: tuple[str, ...]
+    """The reference's norms without a counterpart in the port."""
+    extra: tuple[str, ...]
+    """The port's norms without a counterpart in the reference."""
+    causes: tuple[Cause, ...]
+    """Gains that are swapped; norms that are missing, extra, not applied or applied twice; what takes another place of
+    the stream, such as a head that takes what enters the final norm."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
     """Result of `compare`: one part for each level, or the reason why it was not looked at."""
@@ -168,6 +186,46 @@ class Comparison:
         return are_wrong or has_matrix or has_another_eps or self.conventions.differs or shows
 
     @property
+    def verdict(self) -> Literal["the same", "different", "undecided"]:
+        """Whether they are the same; "undecided" where what can be read allows both, or nothing can be compared."""
+        if self.differs:
+            return "different"
+        are_open = self.values is not None and any(group.is_right is None for group in self.values.groups)
+        has_compared = (self.values is not None and self.values.tensors) or self.conventions.pairs
+        return "undecided" if are_open or not has_compared else "the same"
+
+    @property
+    def wiring(self) -> Wiring | None:
+        """Which norms stand for which, from all that was looked at; None if no norms were paired at all."""
+        shows: dict[Level, bool] = {
+            "values": self.values is not None and bool(self.values.tensors or self.values.missing),
+            "conventions": "conventions" not in self.not_looked_at,
+            "rows": "rows" not in self.not_looked_at,
+        }
+        if not any(shows.values()):
+            return None
+        values, norms = self.values, self.conventions
+        pairs = {each.path: each.paired_by for each in (() if values is None else values.tensors)}
+        paired_by = Counter[str]([each.matched_by for each in norms.pairs] if norms.pairs else pairs.values())
+        held = [] if values is None else [(each.path, each.reference_path) for each in values.tensors]
+        stored = ((), ()) if values is None else (values.extra, values.missing)
+        alone: list[list[str]] = []
+        for side, owner in enumerate(("port", "reference")):
+            taken = {pair[side] for pair in held}
+            paths = [path for name in stored[side] if (path := name.rpartition(".")[0]) not in taken]
+            # A class may lack the words that begin a stored name.
+            known = [each.path for each in norms.unmatched if each.owner == owner and not each.counterpart]
+            known = [path for path in known if not any(f".{each}".endswith(f".{path}") for each in paths)]
+            alone.append([*dict.fromkeys([*paths, *known])])
+        return Wiring(
+            seen_in=tuple(level for level, is_shown in shows.items() if is_shown),
+            paired_by=dict(paired_by),
+            missing=tuple(alone[1]),
+            extra=tuple(alone[0]),
+            causes=tuple(each for each in self.causes if each.level == "wiring"),
+        )
+
+    @property
     def wrong_matrices(self) -> Mapping[str, str]:
         """Name of a matrix -> what is wrong with it; none where rows agree, as those of models that were rotated do."""
         agree = "rows" not in self.not_looked_at and self.rows.compared and self.rows.birth is None
@@ -190,11 +248,13 @@ class Comparison:
                 "forms": list(self.forms),
                 "source": self.source,
                 "differs": self.differs,
+                "verdict": self.verdict,
                 "causes": self.causes,
                 "metadata": self.metadata and self.metadata.to_json(),
                 "values": self.values and self.values.to_json(),
                 "conventions": None if "conventions" in self.not_looked_at else self.conventions.to_json(),
                 "rows": None if "rows" in self.not_looked_at else self.rows,
+                "wiring": self.wiring,
                 "not_looked_at": dict(self.not_looked_at),
                 "notes": list(self.notes),
             }

@@ -25,7 +25,7 @@ MEDIAN_JUMP = 3.0
 """The same of the median row: two roundings that do not know of each other are sqrt(2) apart, and rows are many."""
 _MEMORY = 0.8
 """Share of the free memory that a copy of the model may take."""
-_TOKENS = 256
+_TOKENS = 128
 """Tokens that run in another precision; a row of a batch runs whole."""
 
 
@@ -103,7 +103,7 @@ class OwnRounding:
 def own_rounding(model: nn.Module, batch: Any, base: Recording | None = None, *, tokens: int = 512) -> OwnRounding:
     """Measure how far a model is from itself: the same rows in another batch, and in another precision.
 
-    The first row of the batch runs alone; a batch of one runs beside itself. The first 256 tokens run in another
+    The first row of the batch runs alone; a batch of one runs beside itself. The first 128 tokens run in another
     precision: a model in 16 bits as a float32 copy, one in float32 as a bfloat16 copy, if memory permits.
 
     Args:
@@ -164,18 +164,18 @@ def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     needed = sum(each.numel() for each in parameters) * dtype.itemsize
     is_cuda = bool(parameters) and parameters[0].is_cuda
     free = torch.cuda.mem_get_info(parameters[0].device)[0] if is_cuda else free_memory()
-    # deepcopy first copies what it then converts.
-    if free is not None and needed + sum(each.nbytes for each in parameters) > _MEMORY * free:
+    if free is not None and needed > _MEMORY * free:
         raise MemoryError(f"a copy takes {needed / 2**30:.1f} GiB")
-    copied = copy.deepcopy(model)
-    for part in copied.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None and parameter.is_floating_point():
-                part._parameters[name] = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_floating_point() and buffer.dtype.itemsize < dtype.itemsize:
-                part._buffers[name] = buffer.to(dtype)
-    return copied
+    converted: dict[int, Any] = {
+        id(each): nn.Parameter(each.detach().to(dtype), requires_grad=False)
+        for each in parameters
+        if each.is_floating_point()
+    }
+    for each in model.buffers():
+        if each.is_floating_point() and each.dtype.itemsize < dtype.itemsize:
+            converted[id(each)] = each.to(dtype)
+    # What deepcopy is told to have copied already, it takes as it is.
+    return copy.deepcopy(model, converted)
 
 
 def free_memory() -> int | None:

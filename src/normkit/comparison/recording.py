@@ -83,6 +83,17 @@ class Recording:
     order: tuple[str, ...] = ()
     """The norms in the order of their calls in one run, each once for every call; () if it is not known."""
 
+    def has_the_bits_of(self, other: Recording) -> bool:
+        """Whether the rows, norm for norm, and the outputs are the other's to the bit; names do not count."""
+        norms = [*zip(self.norms.values(), other.norms.values(), strict=False)]
+        parts = [(one.normalized, two.normalized) for one, two in norms] + [
+            (one.output, two.output) for one, two in norms
+        ]
+        if self.outputs is None or other.outputs is None or len(self.norms) != len(other.norms):
+            return False
+        parts.append((self.outputs, other.outputs))
+        return all(one.dtype == two.dtype and torch.equal(one, two) for one, two in parts)
+
     @cached_property
     def book(self) -> PassportBook:
         """The passports of the norms; what rows cannot be identified from is left out, with the reason."""

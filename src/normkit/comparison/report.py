@@ -117,7 +117,10 @@ def _more_causes(found: Comparison) -> tuple[str, ...]:
 
 def _looked_at(found: Comparison) -> tuple[Fact, ...]:
     """Which levels were looked at, and why the others were not."""
-    seen = [level for level in _LEVELS if level not in found.not_looked_at]
+    seen: list[str] = [level for level in _LEVELS if level not in found.not_looked_at]
+    if found.wiring is not None:
+        # Rows show where a norm stands; tensors show only whose a gain is.
+        seen.append("wiring" if "rows" in found.wiring.seen_in else "wiring in part")
     facts = [Fact("looked at", ", ".join(seen))]
     reasons: dict[str, list[str]] = defaultdict(list)
     for level in _LEVELS:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class DifferenceError(AssertionError):
-    """A port differs from its reference by more than rounding."""
+    """A port differs from its reference by more than rounding, or it cannot be decided whether it does."""
 
     def __init__(self, comparison: Comparison) -> None:
         super().__init__(comparison)
@@ -30,7 +30,8 @@ def assert_same(port: Any, reference: Any, batch: Any = None, *, shape: Any = No
     """Assert that a port is the same as its reference: stored gains, conventions of norms, and rows of a run.
 
     What differs by no more than the reference's own rounding passes: its batch of one against its batch of two, and in
-    16 bits its own run in float32. A convention that differs fails also where no row feels it, such as another eps.
+    16 bits its own run in float32. A convention that differs fails also where no row feels it, such as another eps; so
+    does what stays undecided, such as a gain that is the reference's + 1 in a runtime that is not known.
 
     Args:
         port: As `compare` takes it: a module, a folder, a file, a recording, ...
@@ -40,7 +41,7 @@ def assert_same(port: Any, reference: Any, batch: Any = None, *, shape: Any = No
         dtype: In which models from folders are loaded.
 
     Raises:
-        DifferenceError: If they differ; `.comparison` has all of it.
+        DifferenceError: If they differ, or it is undecided; `.comparison` has all of it.
         InputError: If there is nothing that can be compared.
 
     Example:
@@ -58,5 +59,5 @@ def assert_same(port: Any, reference: Any, batch: Any = None, *, shape: Any = No
     from normkit.comparison.comparing import compare
 
     found = compare(port, reference, batch, shape=shape, dtype=dtype)
-    if found.differs:
+    if found.verdict != "the same":
         raise DifferenceError(found)
