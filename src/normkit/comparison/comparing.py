@@ -185,12 +185,11 @@ def _with_norms(
         for side, survey, spans in zip((port, reference), (here, there), _spans(contrasts), strict=True):
             progress(f"running {side.name}", 0, 0)
             recordings.append(_recording(side, survey, given, spans) if needs_rows else lacking["rows"])
-        own, (first, second) = None, recordings
-        are_recorded = isinstance(first, Recording) and isinstance(second, Recording)
+        runs, own = [each for each in recordings if isinstance(each, Recording)], None
         # Where no bit differs, nobody asks what rounding explains.
-        if reference.model is not None and are_recorded and not first.has_the_bits_of(second):
+        if reference.model is not None and len(runs) == 2 and not runs[0].has_the_bits_of(runs[1]):
             progress(f"running {reference.name} against itself", 0, 0)
-            own = own_rounding(reference.model, given, second, tokens=_ROWS)
+            own = own_rounding(reference.model, given, runs[1], tokens=_ROWS)
         stored = () if found.values is None else found.values.tensors
         folded = [each.path for each in stored if each.relation.kind == "folded"]
         rows = _rows(_formulas(contrasts, there), recordings, own, folded)
