@@ -15,8 +15,7 @@ from torch import Tensor
 
 from normkit import demo
 from normkit.comparison.parameters import norm_tensors
-from normkit.comparison.stored_gains import LEAST_NORMS, StoredGains, stored_gains
-from normkit.comparison.stored_gains_report import describe_gains, describe_weights
+from normkit.comparison.stored_gains import LEAST_NORMS, StoredGains, describe_gains, stored_gains
 from normkit.comparison.weights import Weights, weights_of
 
 READING = {0: "one-centred", 1: "zero-centred", -1: "1 too much"}
@@ -128,7 +127,7 @@ def test_gains_that_are_not_numbers_are_named() -> None:
 
 
 def test_a_file_without_norms() -> None:
-    verdict = describe_weights(weights_of({"a.weight": torch.ones(3, 3)})).verdict
+    verdict = describe_gains(read({"a.weight": torch.ones(3, 3)})).verdict
     assert verdict is not None
     assert verdict.headline == "no gains"
 

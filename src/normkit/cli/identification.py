@@ -102,8 +102,7 @@ def _identify_side(side: Side, path: Path, out: Path | None, site: str | None, *
         return 0
     if site is not None:
         raise InputError(f"{path} holds tensors alone, and all its gains are read; leave --site out")
-    from normkit.comparison.stored_gains import stored_gains
-    from normkit.comparison.stored_gains_report import describe_gains
+    from normkit.comparison.stored_gains import describe_gains, stored_gains
     from normkit.files import json_text, write_text
     from normkit.show.terminal import section
 

@@ -6,8 +6,9 @@ an eps of their own for some norms, whatever config.json says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from normkit.errors import ModelError
 from normkit.models.expansion import expand
 from normkit.models.family import declared_family
 from normkit.models.norm_classes import declared, key_of
+from normkit.show.parts import Fact
+from normkit.text import counted, shortened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +63,7 @@ class EpsPair:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "path": self.path,
-            "reference_path": self.reference_path,
-            "stored": self.stored,
-            "used": self.used,
-            "reference_stored": self.reference_stored,
-            "reference_used": self.reference_used,
-            "is_same": self.is_same,
-        }
+        return {**asdict(self), "is_same": self.is_same}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +123,8 @@ def compare_metadata(port: Weights, reference: Weights, pairs: Sequence[tuple[st
     """
     notes: list[str] = []
     pairs = [*dict.fromkeys(pairs)]
-    used, used_there = (_used(weights, notes) for weights in (port, reference))
-    found = _of_paths(used, [one for one, _ in pairs]), _of_paths(used_there, [other for _, other in pairs])
+    used = _used(port, [one for one, _ in pairs], notes)
+    used_there = _used(reference, [other for _, other in pairs], notes)
     return Metadata(
         port=port.name,
         reference=reference.name,
@@ -140,9 +135,9 @@ def compare_metadata(port: Weights, reference: Weights, pairs: Sequence[tuple[st
                 path=one,
                 reference_path=other,
                 stored=port.eps.get(one, port.eps.get("")),
-                used=found[0].get(one),
+                used=used.get(one),
                 reference_stored=reference.eps.get(other, reference.eps.get("")),
-                reference_used=found[1].get(other),
+                reference_used=used_there.get(other),
             )
             for one, other in pairs
         ),
@@ -196,22 +191,63 @@ def eps_of_classes(settings: Mapping[str, Any], name: str) -> dict[str, float]:
     }
 
 
-def _used(weights: Weights, notes: list[str]) -> dict[str, float]:
-    """The eps that transformers' classes use; nothing, with a note, where it does not run these weights."""
+def metadata_facts(found: Metadata) -> list[Fact]:
+    """What is written beside the parameters, in words: eps, the architecture, classes that ignore it, settings."""
+    facts = [Fact(each.label, each.words, "error") for each in found.faults if each.label == "eps"]
+    is_told = bool(facts)
+    for (given, expected), paths in _grouped((each.given, each.expected, each.path) for each in found.eps):
+        at = f"at all {len(paths)} norms" if len(paths) == len(found.eps) > 1 else f"at {_where(paths)}"
+        match is_same(given, expected):
+            case True:
+                facts.append(Fact("eps", f"{_number(given)} {at}", "good"))
+            case False:
+                facts.append(Fact("eps", f"{_number(given)} instead of {_number(expected)} {at}", "error"))
+            case None if not is_told:
+                lacks = "neither side states one" if given is expected is None else "one side states none"
+                facts.append(Fact("eps", f"{_number(given)} against {_number(expected)} {at}: {lacks}", "note"))
+    facts += [Fact(each.label, each.words, "error") for each in found.faults if each.label != "eps"]
+    for name, entries in (
+        (found.port, [(each.used, each.stored, each.path) for each in found.eps]),
+        (found.reference, [(each.reference_used, each.reference_stored, each.reference_path) for each in found.eps]),
+    ):
+        for (used, stored), paths in _grouped(each for each in entries if is_same(*each[:2]) is False):
+            words = f"{name} states eps {_number(stored)}, its class uses {_number(used)} at {_where(paths)}"
+            facts.append(Fact("class", words, "note"))
+    return facts + [Fact("setting", each.words, "error" if each.computes else "note") for each in found.settings]
+
+
+def _used(weights: Weights, paths: Sequence[str], notes: list[str]) -> dict[str, float]:
+    """Path of a norm in the file -> the eps that transformers' class uses; nothing where it does not run these."""
     if weights.runtime != OWN or not weights.settings:
         return {}
     try:
-        return eps_as_declared(weights)
+        used = eps_as_declared(weights)
     except ModelError:
-        pass  # the class itself is asked
-    try:
-        return eps_of_classes(weights.settings, weights.name)
-    except ModelError as error:
-        notes.append(f"what the class of {weights.name} uses is not known: {error}")
-        return {}
-
-
-def _of_paths(used: Mapping[str, float], paths: Sequence[str]) -> dict[str, float]:
-    """The eps for the paths as the file has them: prefixes differ between a file and the class."""
+        try:
+            used = eps_of_classes(weights.settings, weights.name)
+        except ModelError as error:
+            notes.append(f"what the class of {weights.name} uses is not known: {error}")
+            return {}
+    # Prefixes differ between a file and the class.
     known = [*used]
     return {paths[place]: used[known[other]] for place, other in pair_paths(paths, known)}
+
+
+def _grouped(
+    entries: Iterable[tuple[float | None, float | None, str]],
+) -> list[tuple[tuple[float | None, float | None], list[str]]]:
+    """The paths by their two numbers, the most first."""
+    groups: dict[tuple[float | None, float | None], list[str]] = defaultdict(list)
+    for one, other, path in entries:
+        groups[(one, other)].append(path)
+    return sorted(groups.items(), key=lambda item: (is_same(*item[0]) is not False, -len(item[1])))
+
+
+def _where(paths: list[str]) -> str:
+    """The norms, or how many and of which kinds: there is one of each kind in every layer."""
+    kinds = sorted({path.rpartition(".")[2] for path in paths})
+    return shortened(paths) if len(paths) <= 2 else f"{counted(len(paths), 'norm')}: {shortened(kinds)}"
+
+
+def _number(eps: float | None) -> str:
+    return "none" if eps is None else f"{eps:.7g}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from normkit.comparison.causes import difference
 from normkit.comparison.differences import Comparison, Level, Pair
-from normkit.comparison.metadata_report import describe_metadata
+from normkit.comparison.metadata import metadata_facts
 from normkit.comparison.rows_report import beginnings, growth
 from normkit.comparison.values_report import describe_values
 from normkit.show.grouping import merged
@@ -47,9 +47,8 @@ def _stored(found: Comparison) -> tuple[Fact, ...]:
     if found.metadata is not None:
         # Where norms were identified, an eps that one side does not state is known from them.
         is_known = "conventions" not in found.not_looked_at
-        of_metadata = describe_metadata(found.metadata).facts
-        facts += [each for each in of_metadata if each.label == "eps" and not (is_known and each.tone == "note")]
-        facts += [each for each in of_metadata if each.label in ("class", "architecture", "setting")]
+        of_metadata = metadata_facts(found.metadata)
+        facts += [each for each in of_metadata if each.label != "eps" or each.tone != "note" or not is_known]
     if found.values is not None:
         # A recording holds no other tensors.
         is_recorded = "recording" in found.forms
