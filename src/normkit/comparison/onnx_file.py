@@ -1,45 +1,47 @@
-"""An `.onnx` file: opened with every part checked, its parameters, its norms, and a run of it that is recorded."""
+"""An `.onnx` file: its parameters, its norms, named as the exporter wrote them and identified, and recorded runs."""
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from normkit.checkpoint.model_folder import damaged
-from normkit.comparison.onnx_norms import survey
+from normkit.comparison.onnx_graph import Candidate, candidates, graphs_of
 from normkit.comparison.onnx_recording import overflow, record
-from normkit.comparison.onnx_sites import Site, find, scope_of
-from normkit.comparison.onnx_skeleton import read_skeleton
-from normkit.comparison.onnx_tensors import OnnxSource, Quantized
+from normkit.comparison.onnx_running import DTYPES, OnnxNorm, Site
+from normkit.comparison.onnx_skeleton import check_model, read_skeleton
+from normkit.comparison.onnx_tensors import OnnxSource
 from normkit.comparison.recording import Recording
 from normkit.comparison.weights import Weights
-from normkit.errors import InputError, ModelError
-from normkit.identification.book import PassportBook
-from normkit.text import counted, first_line, quoted
+from normkit.errors import InputError, ModelError, NormkitError
+from normkit.identification.book import Entry, PassportBook
+from normkit.identification.finder import Finder
+from normkit.identification.passport import Passport, Reading
+from normkit.reference import HALF
+from normkit.text import counted, first_line
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+    from onnx import ModelProto, NodeProto
 
-_MOST_NODES = 500_000
-"""Nodes of a graph after its functions are written out; a model of 80 layers has about 5,000."""
-
-_QUANTIZED = {
-    "DequantizeLinear": ((0, 1, 2, 1),),
-    "DynamicQuantizeLSTM": ((1, 8, 9, 2), (2, 10, 11, 2)),
-    "QLinearMatMul": ((3, 4, 5, 1),),
-    "QLinearConv": ((3, 4, 5, 0),),
-}
-"""Operator -> for each quantized input its position, those of scale and zero point, and the axis of a vector."""
+_SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
+"""Metadata of a node that torch.onnx.export(dynamo=True) writes: the modules around it, outermost first."""
+_NUMBER = re.compile(r"_\d+(?=\.|$)")
+_SIZES = (2, 3, 4, 5)
+"""Lengths of axes whose length the graph leaves open."""
+_CHANNELS_FIRST = {"InstanceNormalization", "GroupNormalization", "BatchNormalization"}
 _LINEAR = {"Conv", "ConvInteger", "Gemm", "MatMul", "MatMulInteger"}
 """Operators whose second input is the weight of a linear module; MatMul has it transposed."""
-_INTEGER_PRODUCTS = {"MatMulInteger": -1, "ConvInteger": 0}
-"""Operator with a quantized second input -> its axis; the scale is multiplied later."""
 
 
 class OnnxModel:
@@ -70,14 +72,9 @@ class OnnxModel:
                 keeps data outside its folder, or has functions that call themselves.
         """
         path = Path(path)
-        skeleton = read_skeleton(path)
-        proto = skeleton.model
-        if not proto.HasField("graph") or not proto.opset_import or not proto.graph.output:
-            raise ModelError(damaged(path, "it holds no graph with operators and outputs"))
-        source = OnnxSource(path, proto.graph.initializer, skeleton.places)
-        _check_graph(path, proto.graph)
-        _check_functions(path, proto)
-        _check_operators(path, proto)
+        proto, places = read_skeleton(path)
+        source = OnnxSource(path, proto.graph.initializer, places)
+        check_model(path, proto)
         if proto.functions:
             from onnx import inliner
 
@@ -85,7 +82,7 @@ class OnnxModel:
                 proto = inliner.inline_local_functions(proto)
             except Exception as error:  # onnx raises RuntimeError and others
                 raise ModelError(damaged(path, f"its functions: {first_line(error)}")) from None
-        source.dequantize(dict(_quantized(proto.graph)))
+        source.dequantize(proto.graph)
         return cls(path, proto, source)
 
     @cached_property
@@ -184,135 +181,204 @@ class OnnxModel:
                 yield name, (own,)
 
 
-def _check_graph(path: Path, graph: GraphProto) -> None:
-    """Refuse values that are made twice, names that cannot be printed, and subgraphs with data in other files."""
-    made: set[str] = {tensor.name for tensor in graph.initializer}
-    given = {value.name for value in graph.input}
-    if not all(value.name.isprintable() for value in (*graph.input, *graph.output)):
-        raise ModelError(damaged(path, "an input or output has no printable name"))
-    if len(given) != len(graph.input):
-        raise ModelError(damaged(path, "two inputs of a graph have one name"))
-    for node in graph.node:
-        texts = (node.name, node.op_type, node.domain, *node.input, *node.output)
-        if strange := next((text for text in texts if not text.isprintable()), None):
-            raise ModelError(damaged(path, f"{quoted(strange)} is no name"))
-        for name in node.output:
-            if name and (name in made or name in given):
-                raise ModelError(damaged(path, f"two nodes make the value {quoted(name)}"))
-            made.add(name)
-        for inner in _subgraphs(node):
-            if external := next((each.name for each in inner.initializer if each.data_location), None):
-                raise ModelError(f"{path} keeps {quoted(external)} of a subgraph in another file; export it anew")
-            _check_graph(path, inner)
-        for attribute in node.attribute:
-            if any(each.data_location for each in (attribute.t, *attribute.tensors)):
-                raise ModelError(f"{path} keeps an attribute of {quoted(node.name)} in another file; export it anew")
+def find(proto: ModelProto, source: OnnxSource) -> tuple[Site, ...]:
+    """The places of a model that may be norms, in the order of its nodes; nothing is run."""
+    from onnx import TypeProto, shape_inference
+
+    numbers, vectors = dict[str, float](), set[str]()
+    for name, tensor in source.stored.items():
+        if math.prod(tensor.shape) > 1:
+            vectors.add(name)
+        elif tensor.code in DTYPES and tensor.stored:
+            numbers[name] = _said(float(source.values(name).flatten()[0]), tensor.code)
+    typed = proto
+    # What a file says of its values may contradict its nodes.
+    with suppress(Exception):
+        typed = shape_inference.infer_shapes(proto)
+    values = {each.name: each for each in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output)}
+    found: dict[tuple[Any, ...], list[Candidate]] = {}
+    for graph in graphs_of(proto.graph, vectors):
+        for node in graph.nodes:
+            if node.op_type == "Constant" and (number := _number(node)) is not None:
+                numbers[node.output[0]] = number
+        for each in candidates(graph, numbers):
+            # A module that is called again is the same norm; exporters number its calls from the second one on.
+            module = _NUMBER.sub("", _named(each)[0])
+            key = (module, each.gain, each.bias, each.operator) if each.gain else (id(graph), each.nodes)
+            found.setdefault(key, []).append(each)
+    seen = Counter[str]()
+    sites = []
+    for first, *others in found.values():
+        path, class_name = _named(first)
+        seen[path] += 1
+        type_ = values[first.entry].type.tensor_type if first.entry in values else TypeProto.Tensor()
+        lengths = tuple(each.dim_value if each.HasField("dim_value") else None for each in type_.shape.dim)
+        sites.append(
+            Site(
+                path=path if seen[path] == 1 else f"{path}#{seen[path]}",
+                class_name=class_name,
+                candidate=first,
+                calls=(first, *others),
+                eps=None if first.eps is None else _said(first.eps, 1),
+                offset=_offset(first, numbers),
+                dtype=type_.elem_type,
+                shape=lengths if type_.HasField("shape") else None,
+            )
+        )
+    return tuple(sites)
 
 
-def _check_functions(path: Path, proto: ModelProto) -> None:
-    """Refuse functions that call themselves, and those that grow without bound when they are written out."""
-    functions = {(each.domain, each.name): each for each in proto.functions}
-    sizes: dict[tuple[str, str], int] = {}
-    calling: list[tuple[str, str]] = []
-
-    def size(nodes: Iterator[NodeProto]) -> int:
-        total = 0
-        for node in nodes:
-            key = (node.domain, node.op_type)
-            if key in functions and key not in sizes:
-                if key in calling or len(calling) > 100:
-                    raise ModelError(damaged(path, f"its function {quoted(node.op_type)} calls itself"))
-                calling.append(key)
-                sizes[key] = size(_all_nodes(functions[key]))
-                calling.pop()
-            total += sizes.get(key, 1)
-        return total
-
-    count = size(_all_nodes(proto.graph))
-    if count > _MOST_NODES:
-        raise ModelError(f"{path} has {count:,} nodes with its functions, at most {_MOST_NODES:,} are read")
+def _offset(candidate: Candidate, numbers: Mapping[str, float]) -> float:
+    """The single numbers that constant nodes add to the gain."""
+    graph, name, total = candidate.graph, candidate.gain, 0.0
+    while users := [at for at in graph.users.get(name, ()) if graph.nodes[at].output[0] in graph.roots]:
+        node = graph.nodes[users[0]]
+        others = [numbers[each] for each in node.input if each in numbers and each != name]
+        if node.op_type in ("Add", "Sub") and others:
+            total += others[0] if node.op_type == "Add" else -others[0]
+        name = node.output[0]
+    return total
 
 
-def _check_operators(path: Path, proto: ModelProto) -> None:
-    """Refuse operators that neither the file defines nor onnxruntime has; no library of operators is loaded."""
+def _named(candidate: Candidate) -> tuple[str, str]:
+    """The path of a norm and its class."""
+    node = candidate.graph.nodes[candidate.core]
+    path, class_name = scope_of(node)
+    class_name = class_name or candidate.operator or "decomposed norm"
+    stem, _, last = (candidate.gain or candidate.bias).rpartition(".")
+    # Containers that are not called are no part of a node's name, and a second call is numbered.
+    if stem and last and (not path or f".{stem}".endswith(f".{_NUMBER.sub('', path)}")):
+        path = stem
+    return path or candidate.gain or node.name or candidate.exit, class_name
+
+
+def scope_of(node: NodeProto) -> tuple[str, str]:
+    """The path of the module that a node was exported from, and its class; "" for what the exporter did not write."""
+    said = {entry.key: entry.value for entry in node.metadata_props}
+    scopes, classes = _listed(said.get(_SCOPES, "")), _listed(said.get(_CLASSES, ""))
+    if len(scopes) > 1:
+        return scopes[-2], classes[-2].rpartition(".")[2] if len(classes) == len(scopes) else ""
+    parts: list[str] = []
+    for part in node.name.strip("/").split("/")[:-1]:
+        # A container that is not called itself is written again in the name of what it holds.
+        if parts and part.startswith(f"{parts[-1]}."):
+            parts.pop()
+        parts.append(part)
+    return ".".join(parts), ""
+
+
+def _listed(text: str) -> list[str]:
+    """A list of texts, as Python writes it."""
     try:
-        known = dict(_operators())
-    except ImportError:
-        raise InputError(f"{path} needs the package onnxruntime; pip install normkit[ports]") from None
-    known |= {(each.domain, each.name): (0, 0) for each in proto.functions}
-    for holder in (proto.graph, *proto.functions):
-        for node in _all_nodes(holder):
-            domain = "" if node.domain == "ai.onnx" else node.domain
-            name = f"{domain}.{node.op_type}" if domain else node.op_type
-            if (fewest := known.get((domain, node.op_type))) is None:
-                raise ModelError(
-                    f"{path} has the operator {quoted(name)}, which this onnxruntime does not have; normkit loads no "
-                    "library of operators: export the model without it"
-                )
-            if len(node.input) < fewest[0] or len(node.output) < fewest[1]:
-                counts = f"{counted(len(node.input), 'input')} and {counted(len(node.output), 'output')}"
-                raise ModelError(damaged(path, f"a node {quoted(name)} has only {counts}"))
+        value = ast.literal_eval(text[:10_000]) if text else []
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    texts = [str(each) for each in value] if isinstance(value, list) else []
+    return texts if all(text.isprintable() for text in texts) else []
 
 
-@cache
-def _operators() -> dict[tuple[str, str], tuple[int, int]]:
-    """Domain and name of every operator that onnx or onnxruntime has -> fewest inputs and outputs of its versions."""
-    from onnx import defs
-    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+def _number(node: NodeProto) -> float | None:
+    """The value of a Constant node that is one number."""
+    from onnx import numpy_helper
 
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for schema in (*defs.get_all_schemas_with_history(), *get_all_operator_schema()):
-        inputs, outputs = found.get((schema.domain, schema.name), (99, 99))
-        found[schema.domain, schema.name] = min(inputs, schema.min_input), min(outputs, schema.min_output)
-    return found
-
-
-def _all_nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
-    """The nodes of a graph and of all graphs inside it."""
-    for node in holder.node:
-        yield node
-        for inner in _subgraphs(node):
-            yield from _all_nodes(inner)
-
-
-def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+        if attribute.name == "value_float":
+            return _said(attribute.f, 1)
+        if attribute.name == "value" and attribute.t.data_type in DTYPES and math.prod(attribute.t.dims) == 1:
+            try:
+                return _said(float(numpy_helper.to_array(attribute.t).flatten()[0]), attribute.t.data_type)
+            except (ValueError, TypeError, IndexError):
+                return None
+    return None
 
 
-def _quantized(graph: GraphProto) -> Iterator[tuple[str, Quantized]]:
-    """The initializers that the graph itself makes numbers of, and how."""
-    initializers = {tensor.name for tensor in graph.initializer}
-    consumers: dict[str, list[NodeProto]] = {}
-    makers = {name: node for node in graph.node for name in node.output}
-    for node in graph.node:
-        for name in node.input:
-            consumers.setdefault(name, []).append(node)
+def _said(value: float, code: int) -> float:
+    """A number with no more digits than its dtype holds: 1e-05 and not 9.999999747378752e-06."""
+    if code == 11 or not math.isfinite(value):
+        return value
+    return next(
+        short
+        for digits in range(1, 18)
+        if (short := float(f"{value:.{digits}g}")) == value or torch.tensor(short) == torch.tensor(value)
+    )
 
-    def scale_after(node: NodeProto) -> str | None:
-        """The constant factor of the product of integers: of its own Mul, or of the Mul that makes the factor."""
-        following = consumers.get(node.output[0], [])
-        while following and following[0].op_type in ("Add", "Cast"):
-            following = consumers.get(following[0].output[0], [])
-        for product in (each for each in following if each.op_type == "Mul"):
-            factors = [*product.input]
-            for name in product.input:
-                if name in makers and makers[name].op_type == "Mul":
-                    factors += makers[name].input
-            return next((name for name in factors if name in initializers), None)
-        return None
 
-    for node in graph.node:
-        inputs = [*node.input, *[""] * 12]
-        for position, scale, zero_point, axis in _QUANTIZED.get(node.op_type, ()):
-            if node.op_type == "DequantizeLinear":
-                axis = next((each.i for each in node.attribute if each.name == "axis"), axis)
-                # Of a table, the rows that were taken are dequantized.
-                taken = makers.get(inputs[0])
-                inputs[0] = taken.input[0] if taken is not None and taken.op_type == "Gather" else inputs[0]
-            if inputs[position] in initializers and inputs[scale] in initializers:
-                yield inputs[position], Quantized(scale=inputs[scale], zero_point=inputs[zero_point], axis=axis)
-        if node.op_type in _INTEGER_PRODUCTS and inputs[1] in initializers and (scale_name := scale_after(node)):
-            yield inputs[1], Quantized(scale=scale_name, zero_point=inputs[3], axis=_INTEGER_PRODUCTS[node.op_type])
+def survey(
+    name: str,
+    proto: ModelProto,
+    source: OnnxSource,
+    sites: Sequence[Site],
+    progress: Callable[[int, int], None] | None = None,
+) -> PassportBook:
+    """The passports of the norms of a model, each run by onnxruntime as the graph is written, without optimization."""
+    finder = Finder()
+    entries, left_out = [], {}
+    for count, site in enumerate(sites):
+        if progress is not None:
+            progress(count, len(sites))
+        operator = site.candidate.operator
+        try:
+            module = OnnxNorm.of(proto, source, site)
+            shape = _shape(module, site)
+            found = finder.examined(module, site.path, shape)
+        except NormkitError as error:
+            left_out[site.path] = f"{site.class_name}: {error}"
+            continue
+        if found is None:
+            if operator:
+                left_out[site.path] = f"{site.class_name}: it cannot be run on inputs of shape {shape}"
+            continue
+        passport = found.passport
+        is_norm = passport.verdict in ("norm", "batch", "gated", "adaptive")
+        if not is_norm and not operator and not passport.readings.keys() & {"degree", "scale"}:
+            continue
+        if operator == "BatchNormalization":
+            reason = "batch norm: statistics of the training are stored in it, and each row is mapped alone"
+            left_out[site.path] = f"{site.class_name}: {reason}"
+        elif passport.spec is None:
+            left_out[site.path] = f"{site.class_name}: {passport.readings['kind'].evidence[0]}"
+        else:
+            features = math.prod(passport.spec.rows.parameter_sizes(passport.shape))
+            passport = _with_remarks(passport, site)
+            entries.append(Entry(path=site.path, class_name=site.class_name, features=features, passport=passport))
+    return PassportBook(model=name, entries=tuple(entries), left_out=left_out)
+
+
+def _shape(module: OnnxNorm, site: Site) -> tuple[int, ...]:
+    """The shape of an input to identify a norm with."""
+    n = max((part.numel() for part in module.parameters()), default=64)
+    known = site.shape
+    if known is None or len(known) < 2:
+        return (2, n, 6) if site.candidate.operator in _CHANNELS_FIRST else (2, 3, n)
+    lengths = [size or _SIZES[place % 4] for place, size in enumerate(known)]
+    if not known[-1] and site.candidate.operator not in _CHANNELS_FIRST:
+        lengths[-1] = n
+    if not known[1] and site.candidate.operator in _CHANNELS_FIRST:
+        lengths[1] = n
+    return (2, *lengths[1:])
+
+
+def _with_remarks(passport: Passport, site: Site) -> Passport:
+    """The passport with the graph's own names, and what the graph shows beside the norm."""
+    candidate, lines = site.candidate, []
+    nodes = ", ".join(candidate.graph.nodes[at].op_type for at in candidate.nodes)
+    runtime = "onnxruntime on the CPU"
+    if not candidate.operator and DTYPES.get(site.dtype) in HALF:
+        runtime += ", in 16 bits by onnx's own evaluator"
+    lines.append(f"{candidate.operator or f'made of {nodes}'}, run by {runtime} as the graph is written")
+    if passport.weight is None and site.shape and not site.shape[-1]:
+        lines.append(f"the graph leaves the length of its rows open: identified on {passport.shape[-1]}")
+    if len(site.calls) > 1:
+        lines.append(f"the graph calls it {len(site.calls)} times with the same gain; this is the first call")
+    if candidate.residual:
+        lines.append("what the operator adds to its input was 0: the norm is that of the sum")
+    if candidate.modulated:
+        lines.append("another activation multiplies its output: an adaptive or gated norm around this one")
+    kind = passport.readings["kind"]
+    readings: dict[str, Reading] = {**passport.readings, "kind": replace(kind, evidence=(*kind.evidence, *lines))}
+    return replace(
+        passport,
+        readings=readings,
+        weight_name=passport.weight_name and candidate.gain,
+        bias_name=passport.bias_name and candidate.bias,
+    )

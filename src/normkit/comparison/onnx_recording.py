@@ -12,8 +12,7 @@ from warnings import catch_warnings
 import torch
 from torch import Tensor
 
-from normkit.comparison.onnx_norms import array, cut, evaluator, printable, session, tensor
-from normkit.comparison.onnx_sites import DTYPES, Site
+from normkit.comparison.onnx_running import DTYPES, Site, array, cut, evaluator, printable, session, tensor
 from normkit.comparison.onnx_tensors import OnnxSource, OnnxTensor
 from normkit.comparison.recording import RecordedNorm, Recording
 from normkit.comparison.torch_recorder import token_major

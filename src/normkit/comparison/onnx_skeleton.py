@@ -2,24 +2,23 @@
 
 An ONNX file is one protobuf message of at most 2 GiB. Its parts are walked in place, counted and bounded before the
 package `onnx` parses anything, because a parsed part takes up to a hundred times the memory of its bytes. The values
-of large initializers stay in the file; the place of each is kept.
+of large initializers stay in the file; the place of each is kept. Then the graph and its functions are checked.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normkit.checkpoint.model_folder import damaged
 from normkit.errors import InputError, ModelError
-from normkit.text import first_line
+from normkit.text import counted, first_line, quoted
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 _LARGEST_FILE = 2**31
 """A protobuf message is shorter than this; larger models hold their weights in files beside it."""
@@ -33,26 +32,22 @@ _LARGE = 1024
 """Bytes of values from which an initializer's values stay in the file."""
 
 _GRAPH, _INITIALIZER = 7, 5
-_FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA = 4, 9, 10
-_VALUES = (_FLOAT_DATA, _RAW_DATA, _DOUBLE_DATA)
-"""Fields of a tensor whose bytes are the values as they lie in memory."""
+_VALUES = (4, 9, 10)
+"""Fields of a tensor (float_data, raw_data, double_data) whose bytes are the values as they lie in memory."""
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 
 Part = tuple[int, int, int, int, int]
 """Number and kind of a field; its first byte, the first byte of its content, and the byte after it."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Skeleton:
-    """A parsed model, and where the values are that it lacks."""
-
-    model: ModelProto
-    places: Mapping[int, tuple[int, int]]
-    """Position of an initializer of the main graph -> first byte and number of bytes of its values in the file."""
+_MOST_NODES = 500_000
+"""Nodes of a graph after its functions are written out; a model of 80 layers has about 5,000."""
 
 
-def read_skeleton(path: Path) -> Skeleton:
-    """Read an ONNX file but for the values of its large initializers.
+def read_skeleton(path: Path) -> tuple[ModelProto, dict[int, tuple[int, int]]]:
+    """An ONNX file without the values of its large initializers, and the first byte and number of bytes of these.
+
+    The place of an initializer is found under its position in the main graph.
 
     Raises:
         InputError: If the package onnx is missing.
@@ -71,16 +66,17 @@ def read_skeleton(path: Path) -> Skeleton:
             if size == 0:
                 raise ModelError(damaged(path, "it has 0 bytes"))
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                walk = _Walk(path, data)
-                pieces, places = walk.model(onnx.ModelProto.DESCRIPTOR)
-                written = b"".join(data[start:stop] if isinstance(start, int) else start for start, stop in pieces)
+                pieces, places = _Walk(path, data).model(onnx.ModelProto.DESCRIPTOR)
+                written = b"".join(data[piece] if isinstance(piece, slice) else piece for piece in pieces)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}; give an ONNX file") from None
     try:
         model = onnx.ModelProto.FromString(written)
     except (DecodeError, ValueError) as error:
         raise ModelError(damaged(path, f"its protobuf message: {first_line(error)}")) from None
-    return Skeleton(model=model, places=places)
+    if not model.HasField("graph") or not model.opset_import or not model.graph.output:
+        raise ModelError(damaged(path, "it holds no graph with operators and outputs"))
+    return model, places
 
 
 class _Walk:
@@ -89,51 +85,42 @@ class _Walk:
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._count = path, data, 0
 
-    def model(self, descriptor: Any) -> tuple[list[tuple[Any, int]], dict[int, tuple[int, int]]]:
-        """Pieces of the skeleton, as (start, stop) in the file or (bytes, 0), and the places of what is left out."""
-        pieces: list[tuple[Any, int]] = []
+    def model(self, descriptor: Any) -> tuple[list[bytes | slice], dict[int, tuple[int, int]]]:
+        """Pieces of the skeleton, as bytes or places in the file, and the places of what is left out."""
+        graph = descriptor.fields_by_number[_GRAPH].message_type
+        pieces: list[bytes | slice] = []
         places: dict[int, tuple[int, int]] = {}
-        position = 0
+        position = -1
         for part in self._parts(0, len(self._data)):
             number, kind, start, content, stop = part
             if number != _GRAPH or kind != _BYTES:
                 self._check(descriptor, part, 1)
-                pieces.append((start, stop))
+                pieces.append(slice(start, stop))
                 continue
-            graph, length = descriptor.fields_by_number[_GRAPH].message_type, 0
-            inner: list[tuple[Any, int]] = []
-            for tensor in self._parts(content, stop):
-                found = None
-                if tensor[:2] == (_INITIALIZER, _BYTES):
-                    found = self._large_values(tensor)
+            inner: list[bytes | slice] = []
+            for entry in self._parts(content, stop):
+                number, kind, start, begin, end = entry
+                values: list[Part] = []
+                if number == _INITIALIZER and kind == _BYTES:
                     position += 1
-                if found is None:
-                    self._check(graph, tensor, 2)
-                    inner.append((tensor[2], tensor[4]))
-                else:
-                    for each in self._parts(tensor[3], tensor[4]):
-                        if each != found:
-                            self._check(graph.fields_by_number[_INITIALIZER].message_type, each, 3)
-                    places[position - 1] = (found[3], found[4] - found[3])
-                    kept = tensor[4] - tensor[3] - (found[4] - found[2])
-                    inner += [(_tag(_INITIALIZER, kept), 0), (tensor[3], found[2]), (found[4], tensor[4])]
-            length = sum(stop - start if isinstance(start, int) else len(start) for start, stop in inner)
-            pieces += [(_tag(_GRAPH, length), 0), *inner]
-        size = sum(stop - start if isinstance(start, int) else len(start) for start, stop in pieces)
-        if size > _LARGEST_SKELETON:
-            problem = (
-                f"without the values of its initializers it has {size} bytes, at most {_LARGEST_SKELETON} are read"
-            )
-            raise ModelError(f"{self._path} is no model that normkit reads: {problem}; export it anew")
+                    values = [each for each in self._parts(begin, end) if each[0] in _VALUES and each[1] == _BYTES]
+                # Values in several parts are joined by the parser.
+                if len(values) != 1 or values[0][4] - values[0][3] < _LARGE:
+                    self._check(graph, entry, 2)
+                    inner.append(slice(start, end))
+                    continue
+                for each in self._parts(begin, end):
+                    if each != values[0]:
+                        self._check(graph.fields_by_number[_INITIALIZER].message_type, each, 3)
+                _, _, first, content, last = values[0]
+                places[position] = content, last - content
+                inner += [_tag(_INITIALIZER, end - begin - (last - first)), slice(begin, first), slice(last, end)]
+            pieces += [_tag(_GRAPH, _size(inner)), *inner]
+        if _size(pieces) > _LARGEST_SKELETON:
+            problem = f"without the values of its initializers it has {_size(pieces)} bytes"
+            reason = f"{problem}, at most {_LARGEST_SKELETON} are read"
+            raise ModelError(f"{self._path} is no model that normkit reads: {reason}; export it anew")
         return pieces, places
-
-    def _large_values(self, tensor: Part) -> Part | None:
-        """The values of an initializer if they are many and lie together as in memory."""
-        if tensor[4] - tensor[3] < _LARGE:
-            return None
-        values = [part for part in self._parts(tensor[3], tensor[4]) if part[0] in _VALUES and part[1] == _BYTES]
-        # Values in several parts are joined by the parser.
-        return values[0] if len(values) == 1 and values[0][4] - values[0][3] >= _LARGE else None
 
     def _check(self, descriptor: Any, part: Part, depth: int) -> None:
         """Walk through a part that is a message, and all messages in it; a text must be UTF-8."""
@@ -203,6 +190,10 @@ def _inner(descriptor: Any) -> dict[int, Any]:
     }
 
 
+def _size(pieces: list[bytes | slice]) -> int:
+    return sum(piece.stop - piece.start if isinstance(piece, slice) else len(piece) for piece in pieces)
+
+
 def _tag(number: int, length: int) -> bytes:
     """The bytes before the content of a field."""
     written = bytearray([number << 3 | _BYTES])
@@ -210,3 +201,108 @@ def _tag(number: int, length: int) -> bytes:
         written.append(length & 127 | 128)
         length >>= 7
     return bytes([*written, length])
+
+
+def check_model(path: Path, model: ModelProto) -> None:
+    """Refuse a graph, a function or an operator that nothing here may run; no library of operators is loaded.
+
+    Raises:
+        InputError: If the package onnxruntime is missing.
+        ModelError: If something is refused.
+    """
+    _check_graph(path, model.graph)
+    _check_functions(path, model)
+    try:
+        known = dict(_operators())
+    except ImportError:
+        raise InputError(f"{path} needs the package onnxruntime; pip install normkit[ports]") from None
+    known |= {(each.domain, each.name): (0, 0) for each in model.functions}
+    for holder in (model.graph, *model.functions):
+        for node in _all_nodes(holder):
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            name = f"{domain}.{node.op_type}" if domain else node.op_type
+            if (fewest := known.get((domain, node.op_type))) is None:
+                raise ModelError(
+                    f"{path} has the operator {quoted(name)}, which this onnxruntime does not have; normkit loads no "
+                    "library of operators: export the model without it"
+                )
+            if len(node.input) < fewest[0] or len(node.output) < fewest[1]:
+                counts = f"{counted(len(node.input), 'input')} and {counted(len(node.output), 'output')}"
+                raise ModelError(damaged(path, f"a node {quoted(name)} has only {counts}"))
+
+
+def _check_graph(path: Path, graph: GraphProto) -> None:
+    """Refuse values that are made twice, names that cannot be printed, and subgraphs with data in other files."""
+    made: set[str] = {tensor.name for tensor in graph.initializer}
+    given = {value.name for value in graph.input}
+    if not all(value.name.isprintable() for value in (*graph.input, *graph.output)):
+        raise ModelError(damaged(path, "an input or output has no printable name"))
+    if len(given) != len(graph.input):
+        raise ModelError(damaged(path, "two inputs of a graph have one name"))
+    for node in graph.node:
+        texts = (node.name, node.op_type, node.domain, *node.input, *node.output)
+        if strange := next((text for text in texts if not text.isprintable()), None):
+            raise ModelError(damaged(path, f"{quoted(strange)} is no name"))
+        for name in node.output:
+            if name and (name in made or name in given):
+                raise ModelError(damaged(path, f"two nodes make the value {quoted(name)}"))
+            made.add(name)
+        for inner in _subgraphs(node):
+            if external := next((each.name for each in inner.initializer if each.data_location), None):
+                raise ModelError(f"{path} keeps {quoted(external)} of a subgraph in another file; export it anew")
+            _check_graph(path, inner)
+        for attribute in node.attribute:
+            if any(each.data_location for each in (attribute.t, *attribute.tensors)):
+                raise ModelError(f"{path} keeps an attribute of {quoted(node.name)} in another file; export it anew")
+
+
+def _check_functions(path: Path, proto: ModelProto) -> None:
+    """Refuse functions that call themselves, and those that grow without bound when they are written out."""
+    functions = {(each.domain, each.name): each for each in proto.functions}
+    sizes: dict[tuple[str, str], int] = {}
+    calling: list[tuple[str, str]] = []
+
+    def size(nodes: Iterator[NodeProto]) -> int:
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            if key in functions and key not in sizes:
+                if key in calling or len(calling) > 100:
+                    raise ModelError(damaged(path, f"its function {quoted(node.op_type)} calls itself"))
+                calling.append(key)
+                sizes[key] = size(_all_nodes(functions[key]))
+                calling.pop()
+            total += sizes.get(key, 1)
+        return total
+
+    count = size(_all_nodes(proto.graph))
+    if count > _MOST_NODES:
+        raise ModelError(f"{path} has {count:,} nodes with its functions, at most {_MOST_NODES:,} are read")
+
+
+@cache
+def _operators() -> dict[tuple[str, str], tuple[int, int]]:
+    """Domain and name of every operator that onnx or onnxruntime has -> fewest inputs and outputs of its versions."""
+    from onnx import defs
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for schema in (*defs.get_all_schemas_with_history(), *get_all_operator_schema()):
+        inputs, outputs = found.get((schema.domain, schema.name), (99, 99))
+        found[schema.domain, schema.name] = min(inputs, schema.min_input), min(outputs, schema.min_output)
+    return found
+
+
+def _all_nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    """The nodes of a graph and of all graphs inside it."""
+    for node in holder.node:
+        yield node
+        for inner in _subgraphs(node):
+            yield from _all_nodes(inner)
+
+
+def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs

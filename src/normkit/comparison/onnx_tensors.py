@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from normkit.errors import ModelError
 from normkit.text import quoted
 
 if TYPE_CHECKING:
-    from onnx import TensorProto
+    from onnx import GraphProto, NodeProto, TensorProto
 
 _NAMES = {
     code: name
@@ -37,6 +37,16 @@ _BITS = {8: 0, 15: 128, 21: 4, 22: 4, 23: 4, 25: 2, 26: 2, 27: 6, 28: 6}
 """Bits of an element of the other dtypes; texts (8) have no fixed number."""
 _FLOAT32, _TEXT = 1, 8
 _SIGNED, _UNSIGNED = {22, 26}, {21, 25}
+
+_QUANTIZED = {
+    "DequantizeLinear": ((0, 1, 2, 1),),
+    "DynamicQuantizeLSTM": ((1, 8, 9, 2), (2, 10, 11, 2)),
+    "QLinearMatMul": ((3, 4, 5, 1),),
+    "QLinearConv": ((3, 4, 5, 0),),
+}
+"""Operator -> for each quantized input its position, those of scale and zero point, and the axis of a vector."""
+_INTEGER_PRODUCTS = {"MatMulInteger": -1, "ConvInteger": 0}
+"""Operator with a quantized second input -> its axis; the scale is multiplied later."""
 
 _MOST_ELEMENTS = 2**50
 _MOST_AXES = 64
@@ -110,18 +120,16 @@ class OnnxSource:
         }
         """The initializers that safetensors could hold, and quantized ones as float32."""
 
-    def dequantize(self, quantized: Mapping[str, Quantized]) -> None:
-        """Give these tensors as float32 numbers from now on."""
-        for name, how in quantized.items():
+    def dequantize(self, graph: GraphProto) -> None:
+        """Give the tensors of which a graph makes numbers as float32 numbers from now on."""
+        for name, how in _quantized(graph):
             tensor, scale = self.stored.get(name), self.stored.get(how.scale)
             if tensor is None or scale is None or tensor.code not in {2, 3, 4, 5, 6, 12, 17, 19, 21, 22}:
                 continue
             if _blocks(tensor.shape, scale.shape, how.axis) is None:
                 continue
             self._quantized[name] = how
-            self.tensors[name] = OnnxTensor(
-                "F32", tensor.shape, tensor.encoding, tensor.file, tensor.start, tensor.data, tensor.code
-            )
+            self.tensors[name] = replace(tensor, dtype="F32")
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows of a tensor seen as a matrix, in a new buffer; float32 numbers of a quantized one.
@@ -212,11 +220,11 @@ def located(path: Path, tensor: TensorProto, place: tuple[int, int] | None) -> O
         return found
     if tensor.data_location == TensorProto.EXTERNAL:
         file, start = _external(path, tensor, found.stored)
-        return OnnxTensor(found.dtype, shape, found.encoding, file, start, code=found.code)
+        return replace(found, file=file, start=start)
     if place is not None:
         if place[1] != found.stored:
             raise ModelError(damaged(path, _unequal(name, found, place[1])))
-        return OnnxTensor(found.dtype, shape, found.encoding, path, place[0], code=found.code)
+        return replace(found, file=path, start=place[0])
     # Before the values are made an array: of a lie about the shape nothing is allocated.
     held = len(tensor.raw_data) or sum(
         len(getattr(tensor, each)) for each in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
@@ -234,12 +242,12 @@ def located(path: Path, tensor: TensorProto, place: tuple[int, int] | None) -> O
             # Unpacked: each element takes a byte, and a float of few bits four.
             code = 3 if found.code in _SIGNED else 2 if found.code in _UNSIGNED else 1
             values = numpy_helper.to_array(tensor).astype({1: "float32", 2: "uint8", 3: "int8"}[code])
-            return OnnxTensor(_NAMES[code], shape, found.encoding, data=values.tobytes(), code=code)
+            return replace(found, dtype=_NAMES[code], data=values.tobytes(), code=code)
     except (ValueError, TypeError, KeyError, OverflowError):
         raise ModelError(damaged(path, _unequal(name, found, held))) from None
     if len(data) != found.stored:
         raise ModelError(damaged(path, _unequal(name, found, len(data))))
-    return OnnxTensor(found.dtype, shape, found.encoding, data=data, code=found.code)
+    return replace(found, data=data)
 
 
 def _unequal(name: str, tensor: OnnxTensor, held: int) -> str:
@@ -296,3 +304,39 @@ def _blocks(
     if len(full) != len(shape) or any(size < 1 for size in (*full, *shape)):
         return None
     return full, tuple(-(-size // count) for size, count in zip(shape, full, strict=True))
+
+
+def _quantized(graph: GraphProto) -> Iterator[tuple[str, Quantized]]:
+    """The initializers that the graph itself makes numbers of, and how."""
+    initializers = {tensor.name for tensor in graph.initializer}
+    consumers: dict[str, list[NodeProto]] = {}
+    makers = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        for name in node.input:
+            consumers.setdefault(name, []).append(node)
+
+    def scale_after(node: NodeProto) -> str | None:
+        """The constant factor of the product of integers: of its own Mul, or of the Mul that makes the factor."""
+        following = consumers.get(node.output[0], [])
+        while following and following[0].op_type in ("Add", "Cast"):
+            following = consumers.get(following[0].output[0], [])
+        for product in (each for each in following if each.op_type == "Mul"):
+            factors = [*product.input]
+            for name in product.input:
+                if name in makers and makers[name].op_type == "Mul":
+                    factors += makers[name].input
+            return next((name for name in factors if name in initializers), None)
+        return None
+
+    for node in graph.node:
+        inputs = [*node.input, *[""] * 12]
+        for position, scale, zero_point, axis in _QUANTIZED.get(node.op_type, ()):
+            if node.op_type == "DequantizeLinear":
+                axis = next((each.i for each in node.attribute if each.name == "axis"), axis)
+                # Of a table, the rows that were taken are dequantized.
+                taken = makers.get(inputs[0])
+                inputs[0] = taken.input[0] if taken is not None and taken.op_type == "Gather" else inputs[0]
+            if inputs[position] in initializers and inputs[scale] in initializers:
+                yield inputs[position], Quantized(scale=inputs[scale], zero_point=inputs[zero_point], axis=axis)
+        if node.op_type in _INTEGER_PRODUCTS and inputs[1] in initializers and (scale_name := scale_after(node)):
+            yield inputs[1], Quantized(scale=scale_name, zero_point=inputs[3], axis=_INTEGER_PRODUCTS[node.op_type])

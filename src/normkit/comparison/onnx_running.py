@@ -1,68 +1,54 @@
-"""The norms of an ONNX model: candidates are cut out of the graph, run by onnxruntime on the CPU, and identified."""
+"""Norms of an ONNX graph as modules: each is cut out and run by onnxruntime on the CPU, as the graph is written."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from normkit.comparison.onnx_graph import RUNNABLE, Candidate
-from normkit.comparison.onnx_sites import DTYPES, Site
 from normkit.comparison.onnx_tensors import OnnxSource, OnnxTensor
-from normkit.errors import ModelError, NormkitError
-from normkit.identification.book import Entry, PassportBook
-from normkit.identification.finder import Finder
-from normkit.identification.passport import Passport, Reading
+from normkit.errors import ModelError
 from normkit.reference import HALF
 from normkit.text import first_line
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
+DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64, 16: torch.bfloat16}
+"""Number of a dtype in ONNX -> the dtype, for those in which norms run."""
 _OTHER = {10, 11, 16}
 """Those but float32."""
 _MOST_VALUES = 2**22
 """Elements of the constants of one norm, gain and bias among them."""
 _MOST_NODES = 100
 """Nodes that compute the constants of one norm."""
-_SIZES = (2, 3, 4, 5)
-"""Lengths of axes whose length the graph leaves open."""
-_CHANNELS_FIRST = {"InstanceNormalization", "GroupNormalization", "BatchNormalization"}
 
 
-def survey(
-    name: str,
-    proto: ModelProto,
-    source: OnnxSource,
-    sites: Sequence[Site],
-    progress: Callable[[int, int], None] | None = None,
-) -> PassportBook:
-    """The passports of the norms of a model, each run by onnxruntime as the graph is written, without optimization."""
-    finder = Finder()
-    entries, left_out = [], {}
-    for count, site in enumerate(sites):
-        if progress is not None:
-            progress(count, len(sites))
-        try:
-            module = OnnxNorm.of(proto, source, site)
-            passport = _examined(finder, module, site)
-        except NormkitError as error:
-            left_out[site.path] = f"{site.class_name}: {error}"
-            continue
-        if passport is None:
-            continue
-        passport = _with_remarks(passport, site)
-        if passport.spec is None or site.candidate.operator == "BatchNormalization":
-            left_out[site.path] = f"{site.class_name}: {_reason(passport, site)}"
-        else:
-            features = math.prod(passport.spec.rows.parameter_sizes(passport.shape))
-            entries.append(Entry(path=site.path, class_name=site.class_name, features=features, passport=passport))
-    return PassportBook(model=name, entries=tuple(entries), left_out=left_out)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Site:
+    """A candidate with its name and the type of what enters."""
+
+    path: str
+    """The module that the exporter names, else the gain without its last part, else the node."""
+    class_name: str
+    """Name of the module's class, else the fused operator, else the operators that it is made of."""
+    candidate: Candidate
+    calls: tuple[Candidate, ...]
+    """All nodes that share its gain, in order: the same norm called again."""
+    eps: float | None
+    """As stored; None where no single number is added."""
+    offset: float
+    """What the graph adds to the gain before it multiplies by it: 1.0 for `1 + weight` that was not folded."""
+    dtype: int
+    """Of what enters, as ONNX numbers it; 0 if it is not known."""
+    shape: tuple[int | None, ...] | None
+    """Of what enters; None for an axis of open length, or if nothing is known of it."""
 
 
 class _Runs:
@@ -270,65 +256,3 @@ def _in_float32(model: ModelProto) -> ModelProto:
             if node.op_type == "Cast" and attribute.name == "to" and attribute.i in _OTHER:
                 attribute.CopyFrom(helper.make_attribute("to", 1))
     return wide
-
-
-def _examined(finder: Finder, module: OnnxNorm, site: Site) -> Passport | None:
-    """The passport of a site; None if it is no norm."""
-    shape = _shape(module, site)
-    found = finder.examined(module, site.path, shape)
-    if found is None:
-        if not site.candidate.operator:
-            return None
-        raise ModelError(f"it cannot be run on inputs of shape {shape}")
-    passport = found.passport
-    is_norm = passport.verdict in ("norm", "batch", "gated", "adaptive") or passport.readings.keys() & {
-        "degree",
-        "scale",
-    }
-    return passport if is_norm or site.candidate.operator else None
-
-
-def _shape(module: OnnxNorm, site: Site) -> tuple[int, ...]:
-    """The shape of an input to identify a norm with."""
-    n = max((part.numel() for part in module.parameters()), default=64)
-    known = site.shape
-    if known is None or len(known) < 2:
-        return (2, n, 6) if site.candidate.operator in _CHANNELS_FIRST else (2, 3, n)
-    lengths = [size or _SIZES[place % 4] for place, size in enumerate(known)]
-    if not known[-1] and site.candidate.operator not in _CHANNELS_FIRST:
-        lengths[-1] = n
-    if not known[1] and site.candidate.operator in _CHANNELS_FIRST:
-        lengths[1] = n
-    return (2, *lengths[1:])
-
-
-def _with_remarks(passport: Passport, site: Site) -> Passport:
-    """The passport with the graph's own names, and what the graph shows beside the norm."""
-    candidate, lines = site.candidate, []
-    nodes = ", ".join(candidate.graph.nodes[at].op_type for at in candidate.nodes)
-    runtime = "onnxruntime on the CPU"
-    if not candidate.operator and DTYPES.get(site.dtype) in HALF:
-        runtime += ", in 16 bits by onnx's own evaluator"
-    lines.append(f"{candidate.operator or f'made of {nodes}'}, run by {runtime} as the graph is written")
-    if passport.weight is None and site.shape and not site.shape[-1]:
-        lines.append(f"the graph leaves the length of its rows open: identified on {passport.shape[-1]}")
-    if len(site.calls) > 1:
-        lines.append(f"the graph calls it {len(site.calls)} times with the same gain; this is the first call")
-    if candidate.residual:
-        lines.append("what the operator adds to its input was 0: the norm is that of the sum")
-    if candidate.modulated:
-        lines.append("another activation multiplies its output: an adaptive or gated norm around this one")
-    kind = passport.readings["kind"]
-    readings: dict[str, Reading] = {**passport.readings, "kind": replace(kind, evidence=(*kind.evidence, *lines))}
-    return replace(
-        passport,
-        readings=readings,
-        weight_name=passport.weight_name and candidate.gain,
-        bias_name=passport.bias_name and candidate.bias,
-    )
-
-
-def _reason(passport: Passport, site: Site) -> str:
-    if site.candidate.operator == "BatchNormalization":
-        return "batch norm: statistics of the training are stored in it, and each row is mapped alone"
-    return passport.readings["kind"].evidence[0]
