@@ -11,13 +11,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from normkit.comparison.weights import Weights
+from normkit.comparison.weights import TEXT_PARTS, Weights
 
 SAME = 2.0**-22
 """The relative difference below which two numbers are one: formats hold them as float32 numbers or as decimals."""
 
-_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Parts of a configuration of several models that hold that of the language model."""
 _ROPE = "rope_parameters"
 _BASE = f"{_ROPE}.rope_theta"
 _ACTIVATIONS = ("hidden_act", "hidden_activation")
@@ -92,13 +90,23 @@ def compare_settings(port: Weights, reference: Weights) -> tuple[Setting, ...]:
         for place, each in enumerate(theirs)
     ]
     reasons: dict[str, str] = {}
-    if (assumed := _assumed_base(port, stated[0], stated[1])) is not None:
-        stated[0][_BASE], reasons[_BASE] = assumed
-    names = [_names(side, each) for side, each in zip(sides, stated, strict=True)]
+    # The base that a runtime takes because it does not find the one that is written.
+    is_expected = _BASE in stated[1] or f"{_ROPE}.full_attention.rope_theta" in stated[1]
+    if port.runtime == "llama.cpp" and _BASE not in stated[0] and is_expected:
+        stated[0][_BASE] = _GGUF_BASE
+        reasons[_BASE] = "the file states no rope.freq_base, and llama.cpp takes this"
+    known = _document()["mlx_rope_theta"].get(port.architecture)
+    is_below = "rope_theta" not in port.settings and _ROPE in port.settings
+    if port.runtime == "MLX" and known is not None and is_below:
+        stated[0][_BASE] = known
+        reasons[_BASE] = "config.json has it below rope_parameters, mlx-lm reads it at the top and takes this"
+    # Key -> its name in the reference's file, where that is another.
+    names = {name: key for key, name in _document()["rope"].items() if key in reference.settings}
+    if reference.runtime == "llama.cpp":
+        names = {each: key for key, alternatives in _document()["gguf"].items() for each in alternatives}
     if any(key.startswith(f"{_ROPE}.{part}.") for each in stated for key in each for part in _LAYERED):
         stated = [{_layered(key): value for key, value in each.items()} for each in stated]
-        names = [{_layered(key): name for key, name in each.items()} for each in names]
-        reasons = {_layered(key): reason for key, reason in reasons.items()}
+        names, reasons = ({_layered(key): text for key, text in each.items()} for each in (names, reasons))
     found = []
     for key in stated[1]:
         if key not in stated[0] or _matches(key, "silent") or is_same(stated[0][key], stated[1][key]):
@@ -107,14 +115,26 @@ def compare_settings(port: Weights, reference: Weights) -> tuple[Setting, ...]:
             continue
         found.append(
             Setting(
-                name=names[1].get(key, key),
+                name=names.get(key, key),
                 given=stated[0][key],
                 expected=stated[1][key],
                 computes=_matches(key, "computes"),
                 reason=reasons.get(key, ""),
             )
         )
-    return tuple(sorted([*found, *_places(sides)], key=lambda each: not each.computes))
+    places = ["top" if "rope_theta" in side.settings else _ROPE in side.settings and "below" for side in sides]
+    if port.runtime == "transformers" and places == ["below", "top"]:
+        # One thing in two places, of which older readers know one.
+        found.append(
+            Setting(
+                name="rope_theta",
+                given="below rope_parameters",
+                expected="at the top of config.json",
+                computes=False,
+                reason="transformers 5 reads both, transformers 4 and most models of mlx-lm find the top alone",
+            )
+        )
+    return tuple(sorted(found, key=lambda each: not each.computes))
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -141,7 +161,7 @@ def _flat(settings: Mapping[str, Any], runtime: str) -> dict[str, Any]:
     while left:
         (above,), part = left.pop()
         for key, value in part.items():
-            name = above if key in _PARTS and not above else f"{above}{key}"
+            name = above if key in TEXT_PARTS and not above else f"{above}{key}"
             if isinstance(value, Mapping) and value:
                 left.append(((f"{name}." if name else "",), value))
             elif name:
@@ -196,25 +216,6 @@ def _of_gguf(flat: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
-def _assumed_base(port: Weights, stated: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[float, str] | None:
-    """The base of rotary angles that a runtime takes because it does not find the one that is written, and why."""
-    is_layered = f"{_ROPE}.full_attention.rope_theta" in expected
-    if port.runtime == "llama.cpp" and _BASE not in stated and (_BASE in expected or is_layered):
-        return _GGUF_BASE, "the file states no rope.freq_base, and llama.cpp takes this"
-    known = _document()["mlx_rope_theta"].get(port.architecture)
-    if port.runtime == "MLX" and known is not None and "rope_theta" not in port.settings and _ROPE in port.settings:
-        return known, "config.json has it below rope_parameters, mlx-lm reads it at the top and takes this"
-    return None
-
-
-def _names(side: Weights, stated: Mapping[str, Any]) -> dict[str, str]:
-    """Key -> its name in the file, where that is another."""
-    if side.runtime == "llama.cpp":
-        names = {each: key for key, alternatives in _document()["gguf"].items() for each in alternatives}
-        return {key: names[key] for key in stated if key in names}
-    return {name: key for key, name in _document()["rope"].items() if key in side.settings}
-
-
 def _layered(key: str) -> str:
     """The key for layers of full attention, of one that is for all layers."""
     part = key.removeprefix(f"{_ROPE}.")
@@ -236,16 +237,6 @@ def _head(weights: Weights, stated: Mapping[str, Any]) -> str:
     rows = min(64, *(weights.source.tensors[name].matrix[0] for name in (heads[0], embedding)))
     head, tokens = (weights.source.rows(name, 0, rows) for name in (heads[0], embedding))
     return "embedding" if head.shape == tokens.shape and bool((head == tokens).all()) else "own"
-
-
-def _places(sides: tuple[Weights, Weights]) -> list[Setting]:
-    """Where the two write one thing in two places, of which older readers know one."""
-    places = ["top" if "rope_theta" in side.settings else _ROPE in side.settings and "below" for side in sides]
-    if sides[0].runtime != "transformers" or places != ["below", "top"]:
-        return []
-    reason = "transformers 5 reads both, transformers 4 and most models of mlx-lm find the top alone"
-    given, expected = "below rope_parameters", "at the top of config.json"
-    return [Setting(name="rope_theta", given=given, expected=expected, computes=False, reason=reason)]
 
 
 def _shown(value: Any) -> str:

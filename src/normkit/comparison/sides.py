@@ -123,8 +123,8 @@ def open_side(
         KindError: If it is something else.
     """
     if isinstance(given, str | Path):
-        if (code := _CODE.fullmatch(str(given))) and not Path(given).exists():
-            return _of_object(_called(str(given), code["where"], code["name"]), str(given), "code", shape)
+        if _CODE.fullmatch(str(given)) and not Path(given).exists():
+            return _of_object(called(str(given)), str(given), "code", shape)
         return _of_path(
             str(given),
             dtype=dtype,
@@ -137,18 +137,14 @@ def open_side(
 
 
 def called(given: str) -> Any:
-    """What a function that the user names as FILE.py:function or module:function returns.
+    """What a function that the user names as FILE.py:function or module:function returns; its code is run.
 
     Raises:
         InputError: If there is no such function, or it fails.
     """
     if not (code := _CODE.fullmatch(given)):
         raise InputError(f"expected FILE.py:function or module:function, got {quoted(given)}; name a function")
-    return _called(given, code["where"], code["name"])
-
-
-def _called(given: str, where: str, name: str) -> Any:
-    """Import the user's code and call it: named by the user, it is no code that comes with a model."""
+    where, name = code["where"], code["name"]
     # Files beside it and in the working folder can be imported, as they can from a script.
     places = [str(Path(where).resolve().parent), str(Path.cwd())] if where.endswith(".py") else [str(Path.cwd())]
     before = list(sys.path)

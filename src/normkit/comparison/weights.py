@@ -23,8 +23,8 @@ EPS_KEYS = (
 )
 """The keys of eps in configurations of transformers and of others."""
 
-# The parts of a configuration of several models that hold that of the language model.
-_TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
+TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""The parts of a configuration of several models that hold that of the language model."""
 
 _TENSORRT = {
     "transformer": "model",
@@ -177,7 +177,7 @@ def eps_of_module(module: nn.Module) -> float | None:
 
 def eps_in(settings: Mapping[str, Any]) -> dict[str, float]:
     """The eps of a configuration under "", if there is one: that of the language model where there are several."""
-    for part in (settings, *(settings[key] for key in _TEXT if isinstance(settings.get(key), Mapping))):
+    for part in (settings, *(settings[key] for key in TEXT_PARTS if isinstance(settings.get(key), Mapping))):
         for key in EPS_KEYS:
             value = part.get(key)
             if isinstance(value, (int, float)) and not isinstance(value, bool):
