@@ -13,25 +13,24 @@ row_causes.py   what explains a difference of rows
 norm_causes.py  the same at a norm that does not follow the reference's formula
 own_rounding.py  how far a model is from itself
 normkit_recorder.py  writes that file with numpy alone, for runtimes without normkit
-onnx_file.py    an .onnx file: its parameters, its norms, a run of it that is recorded
+onnx_file.py    an .onnx file: its parameters, its norms, named and identified, a run of it that is recorded
 onnx_skeleton.py   reads such a file but for the values of its large tensors, and trusts none of its parts
 onnx_tensors.py    those values, a few rows at a time, quantized ones as numbers
 onnx_graph.py      where norms may be in a graph, from its structure
-onnx_sites.py      what those norms are called, and their eps
-onnx_norms.py      cuts each out of the graph, runs it and identifies it
+onnx_running.py    cuts each out of the graph and runs it
 onnx_recording.py  runs the model and keeps the rows of its norms
 surveying.py    the norms of one side, and the rows of one run
 sides.py        the two sides of a comparison, opened from what the user gave
 comparing.py    `compare`: each level that both sides offer
 causes.py       why a port differs, one sentence for each cause
 
-weights.py         parameters as they are stored, whatever holds them
-weight_sources.py  those of a folder, a file, arrays or a module
-mlx_weights.py     matrices that MLX quantized
+weights.py         parameters as they are stored: of a folder, a file, arrays or a module
+gguf_file.py       those of a GGUF file, and what its metadata must say (gguf_header.py reads the header)
+quantized.py       matrices that MLX quantized, and the grids of quantized numbers
+running_statistics.py  mean and variance of batch norms
 parameters.py      which tensors are gains and biases of norms
 parameter_pairs.py which norm of one file stands for which of another
 relations.py       how one vector follows from another, exactly or after rounding
-quantization_grid.py  the grids of quantized numbers
 origins.py         vectors that are another norm's
 folded_gains.py    gains that are in the readers of their norm
 runtimes.py        what a runtime computes from a stored gain (runtimes.toml)
@@ -39,8 +38,7 @@ values.py          the relation of every gain and bias, and whether it is right
 value_groups.py    many of them, told together
 other_tensors.py   names and shapes of the tensors that are not of norms
 values_report.py   stored values in words
-metadata.py        eps of each norm, as stored and as its class uses it
-metadata_report.py that in words
-stored_gains.py    how one file stores its gains, without a reference
-stored_gains_report.py  that in words
+metadata.py        eps of each norm, as stored and as its class uses it, in words too
+stored_gains.py    how one file stores its gains, without a reference, in words too
+settings.py        keys of config.json or of a GGUF that differ (settings.toml)
 """
