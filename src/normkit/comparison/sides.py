@@ -235,6 +235,8 @@ def _of_path(given: str, *, dtype: str, revision: str | None, local_files_only: 
     path = Path(given).expanduser()
     if path.suffix in (".gguf", ".onnx", ".safetensors", ".json", ".py") and not path.exists():
         raise InputError(f"cannot read {given}: there is no such file; give {_TAKEN}")
+    if path.is_file() and path.name not in (CONFIG, WEIGHTS, INDEX):
+        raise InputError(f"{given} is nothing that can be compared; give {_TAKEN}")
     folder, identifier = find_model(given, revision, local_files_only=local_files_only, show_downloads=show_downloads)
     name = identifier or folder.resolve().name or "model"
     return Side(
