@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from known_norms import examined_once
 from normkit import demo
 
 # Triton reads this when it is imported: without a GPU its kernels are run by its interpreter.
@@ -49,6 +51,13 @@ def _single_thread_and_seed() -> None:
     torch.set_num_threads(1)
     # `torch.manual_seed` also notes a stack trace for each device that is not there yet.
     torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _norms_are_examined_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the norms of libraries compute is tested in tests/identification, and found out once elsewhere."""
+    with nullcontext() if request.path.parent.name == "identification" else examined_once():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -115,14 +115,16 @@ def results_of(graph: Any) -> list[Tensor]:
     return [node.meta["val"] for node in returned if node is not None]
 
 
-def traces() -> dict[str, Any]:
-    """Graphs by name: on a GPU of a fixed and a symbolic number of rows, and on the CPU."""
+DTYPES = {"layer_norm": torch.float32, "llama": torch.bfloat16, "scale_norm": torch.float16}
+
+
+def traces(*names: str) -> dict[str, Any]:
+    """Graphs by name, "operator norm": on a GPU, of a symbolic number of rows but for one norm; all on the CPU."""
     found = {}
+    for name in names:
+        operator, norm = name.split()
+        found[name] = trace(operator, norm, "cuda", dynamic=norm != "llama", dtype=DTYPES[norm])
     for operator in operators_of_norms():
-        found[f"{operator} layer_norm"] = trace(operator, "layer_norm", "cuda", dynamic=True, dtype=torch.float32)
-        if operator in ("normalize_forward", "normalize_backward"):
-            found[f"{operator} llama"] = trace(operator, "llama", "cuda", dynamic=False, dtype=torch.bfloat16)
-            found[f"{operator} scale_norm"] = trace(operator, "scale_norm", "cuda", dynamic=True, dtype=torch.float16)
         found[f"{operator} cpu"] = trace(operator, "layer_norm", "cpu", dynamic=True, dtype=torch.float32)
     return {**found, "export": export()}
 
@@ -211,4 +213,4 @@ def tiles() -> dict[str, Any]:
 
 if __name__ == "__main__":
     triton.runtime.driver.set_active(Hopper())
-    sys.stdout.write(json.dumps({"traces": traces, "tiles": tiles}[sys.argv[1]]()))
+    sys.stdout.write(json.dumps({"traces": traces, "tiles": tiles}[sys.argv[1]](*sys.argv[2:])))

@@ -89,7 +89,7 @@ def test_arguments_fit_every_preset(name):
     assert functional.normalize(x, PRESETS[name], weight, bias).shape == x.shape
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "condition",

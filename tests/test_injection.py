@@ -19,16 +19,9 @@ from clean_models import clean_models, own_models
 from helpers import ROOT
 from injected_runs import RUN_FAULTS
 from injection import FAULTS
-from known_norms import examined_once
 
 PAGE = ROOT / "docs" / "explanation" / "faults.md"
 OWN = {f"{clean.group}: {clean.name}": clean for clean in own_models()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _norms_are_examined_once() -> Iterator[None]:
-    with examined_once():
-        yield
 
 
 @pytest.fixture(autouse=True)

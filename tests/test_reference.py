@@ -106,7 +106,7 @@ def test_parameters_broadcast_and_their_gradients_sum(shape):
     assert_gradients_close(ours, autograd(dy, x, NormSpec(), weight, bias))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PRESETS)
 def test_derivatives_of_first_and_second_order(name):
     spec = PRESETS[name]

@@ -10,7 +10,7 @@ from normkit.checkpoint.logits import true_logits
 from tiny_models import FIXED_EPS, RECIPES, WIDTH, norms, set_eps, tiny
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", RECIPES)
 def test_every_gain_bias_and_table_can_be_missed(family: str) -> None:
     model, inputs = tiny(family)
@@ -46,7 +46,7 @@ def test_only_the_square_variant_is_square(family: str) -> None:
     assert len(squares) > sum(value.shape == (WIDTH, WIDTH) for value in plain.values())
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", RECIPES)
 def test_the_head_shares_the_table_or_not(family: str) -> None:
     for tied in RECIPES[family].ties:

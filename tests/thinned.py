@@ -34,6 +34,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def _thinned(cases: list[pytest.Item]) -> list[pytest.Item]:

@@ -128,7 +128,7 @@ def test_a_tie_that_is_not_to_be_undone_stays(family):
     assert difference(before, results(model, inputs)) <= BAR
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", RECIPES)
 def test_each_class_of_a_family_returns_the_same(family):
     for name in classes(family):
@@ -183,21 +183,21 @@ def stock(folder: Path, **choices: str) -> Any:
     return model.eval()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize("family", SOME)
 def test_a_checkpoint_in_pieces_folds_loads_and_has_the_bits_of_the_fold_in_memory(family, tmp_path):
     folded_on_disk(family, tied=False, square=False, folder=tmp_path)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize(("family", "tied"), OTHERS)
 def test_so_does_every_family(family, tied, tmp_path):
     folded_on_disk(family, tied, square=False, folder=tmp_path)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", SOME)
@@ -220,6 +220,7 @@ def test_a_head_that_is_written_beside_the_table_it_shares_is_no_second_reader(u
     assert difference(results(model, inputs), results(folded, inputs)) <= BAR
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"])
 def test_experts_that_lie_in_one_tensor_on_disk_are_folded_too(family, tmp_path):
@@ -326,7 +327,7 @@ def test_a_cap_sinks_and_rotary_positions_each_keep_the_bias_of_the_keys():
         assert changed.ignores_key_bias(attention.key) is expected
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", RECIPES)
 def test_dropout_is_told_and_refused_for_training(family):
     model, _ = tiny(family)

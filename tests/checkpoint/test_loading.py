@@ -70,6 +70,7 @@ def test_a_file_of_the_folder_stands_for_it(gpt2: Path, name: str) -> None:
     assert load_model(str(gpt2 / name)).path == gpt2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "auto"),
     [
@@ -183,7 +184,7 @@ def test_nothing_of_transformers_reaches_the_terminal_and_its_settings_are_resto
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("family", "tied"), [(family, tied) for family, recipe in RECIPES.items() for tied in recipe.ties or (None,)]
 )

@@ -1,12 +1,9 @@
-"""A tiny GPT-2 with the byte tokenizer on disk, a fresh copy a test, and the command line to run on it.
-
-What the norms of libraries compute is tested elsewhere, and found out once.
-"""
+"""A tiny GPT-2 with the byte tokenizer on disk, a fresh copy a test, and the command line to run on it."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,17 +11,10 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from known_norms import examined_once
 from normkit.cli.entry import verbs
 from normkit.demo.architecture import byte_tokenizer
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _norms_are_examined_once() -> Iterator[None]:
-    with examined_once():
-        yield
 
 
 @pytest.fixture(scope="session")

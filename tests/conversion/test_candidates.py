@@ -133,6 +133,7 @@ FOUND = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FOUND)
 def test_norms_are_found_by_what_they_do(name):
     module, spec, names = FOUND[name]
@@ -240,6 +241,7 @@ class Beside(nn.Module):
         return self.beside(self.norm(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "path"),

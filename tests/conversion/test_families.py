@@ -67,6 +67,7 @@ def test_the_page_has_every_family(built):
     assert f"all of them in {len(whole)} families" in PAGE
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("factor", [1.0, 1 + 1e-5])
 def test_a_gain_that_is_a_little_off_is_outside_the_contract(monkeypatch, built, factor):
     convert = conversions.convert

@@ -153,6 +153,7 @@ def test_compile_takes_the_whole_graph():
         assert torch.equal(mine, other)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("tool", ["script", "trace", "fx", "fx of the norm alone"])

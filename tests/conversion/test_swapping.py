@@ -182,6 +182,7 @@ def test_a_norm_by_itself_is_a_model():
     assert revert(norm) == ("",)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("inputs", ["tensor", "tuple", "dict"])
 def test_inputs_show_calls_of_functions(inputs):
     model, x = block(), torch.randn(4, 5, 32)

@@ -13,7 +13,6 @@ from urllib.parse import quote
 import pytest
 
 from drawing import as_opened, set_state
-from known_norms import examined_once
 from normkit.explorer import document
 
 if TYPE_CHECKING:
@@ -38,12 +37,6 @@ _EACH = """async ([file, name, cases]) => {
   return cases.map((given) => (typeof exported === "function" ? exported(...given) : exported));
 }"""
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf, "-0": -0.0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _norms_are_examined_once() -> Iterator[None]:
-    with examined_once():
-        yield
 
 
 class Modules:

@@ -29,19 +29,15 @@ PER_LAYER = {
     "Gemma2": ("self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"),
     "Qwen3": ("self_attn.q_proj", "self_attn.k_proj"),
     "Llama": (),
+    "GPT2": (),
 }
 D = {"dtype": torch.float64}
 
 
 def tiny(family, dtype=torch.float64, **options):
-    config = getattr(transformers, f"{family}Config")(**SIZES | options)
-    return getattr(transformers, f"{family}ForCausalLM")(config).eval().to(dtype)
-
-
-def tiny_gpt2():
-    names = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": 4, "initializer_range": WIDTH**-0.5}
-    config = transformers.GPT2Config(vocab_size=50, bos_token_id=1, eos_token_id=2, **names)
-    return transformers.GPT2LMHeadModel(config).eval().double()
+    names = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": 4} if family == "GPT2" else {}
+    config = getattr(transformers, f"{family}Config")(**SIZES | names | options)
+    return transformers.AutoModelForCausalLM.from_config(config).eval().to(dtype)
 
 
 def text_groups(model, tokens):
@@ -58,38 +54,21 @@ def tokens_of(samples=2, length=8):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("family", PER_LAYER)
-def test_what_stands_between_two_norms_of_a_transformer(family, dtype):
-    groups = text_groups(tiny(family, dtype), tokens_of())
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*((family, torch.float64) for family in PER_LAYER), ("Gemma2", torch.float32)], ids=str
+)
+def test_what_stands_between_two_norms_of_a_transformer_has_an_orthogonal_gradient(family, dtype):
+    model, tokens = tiny(family, dtype), tokens_of()
+    groups = text_groups(model, tokens)
     expected = [f"model.layers.{layer}.{name}.weight" for layer in range(LAYERS) for name in PER_LAYER[family]]
     assert [(group.kind, *group.paths) for group in groups] == [("matrix", path) for path in expected]
     # eps is 1e-6 of the variance, and half the weights make it 4e-6; a turned weight changes the logits.
     assert all(group.error < 1e-4 < 0.05 < group.control for group in groups)
-
-
-@pytest.mark.slow
-def test_no_matrix_of_a_pre_layernorm_gpt2():
-    assert text_groups(tiny_gpt2(), tokens_of()) == ()
-
-
-@pytest.mark.slow
-def test_the_gradient_is_orthogonal_to_the_groups_and_to_no_other_parameter():
-    for model in (tiny("Gemma2"), tiny("Qwen3"), tiny_gpt2()):
-        tokens = tokens_of()
-        groups = text_groups(model, tokens)
-        model(input_ids=tokens).logits.square().sum().backward()
-        inside = {parameter for group in groups for parameter in group.parameters}
-        cosines = {
-            path: abs(radial_cosine(parameter.detach(), parameter.grad))
-            for path, parameter in model.named_parameters()
-            # A zero parameter has no direction.
-            if parameter.any()
-        }
-        members = {path for path, parameter in model.named_parameters() if parameter in inside}
-        assert members <= set(cosines)
-        assert all(cosines[path] < 1e-5 for path in members)
-        assert all(cosines[path] > 1e-5 for path in set(cosines) - members)
+    model(input_ids=tokens).logits.square().sum().backward()
+    for path, parameter in model.named_parameters():
+        # A zero parameter has no direction, and float32 leaves rounding in each.
+        if dtype == torch.float64 and parameter.any():
+            assert (abs(radial_cosine(parameter.detach(), parameter.grad)) < 1e-5) == (path in expected), path
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ def hull_of_the_plane(points: Tensor) -> set[int]:
     return set(corners)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_selectable_keys_of_a_plane_are_the_corners_of_its_hull(seed):
@@ -46,6 +47,7 @@ def test_selectable_keys_of_a_plane_are_the_corners_of_its_hull(seed):
     assert set(selectable(keys).nonzero().flatten().tolist()) == hull_of_the_plane(keys)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("d", [1, 2, 3, 5, 8, 32])
 def test_a_query_is_found_exactly_for_the_selectable_keys(d):
@@ -97,17 +99,17 @@ def test_the_outputs_of_a_layer_norm_of_two_features_are_two_points():
 @pytest.mark.parametrize(
     ("d", "head", "low", "high"),
     [
-        pytest.param(8, 2, 0.81, 0.87, id="8 to 2", marks=pytest.mark.slow),
-        pytest.param(12, 3, 0.60, 0.68, id="12 to 3", marks=pytest.mark.slow),
+        pytest.param(8, 2, 0.79, 0.89, id="8 to 2", marks=pytest.mark.slow),
+        pytest.param(12, 3, 0.57, 0.71, id="12 to 3", marks=pytest.mark.slow),
     ],
 )
 def test_a_key_projection_hides_keys_of_a_layer_norm(d, head, low, high):
     shares = []
-    for seed in range(20):
+    for seed in range(7):
         keys = reference.forward(normal(60, d, seed=seed), LAYER_NORM)
         shares.append(1 - float(selectable(keys @ normal(d, head, seed=seed + 100)).double().mean()))
-    # 84 % and 64 %, give or take what 20 draws leave open.
-    assert low < sum(shares) / 20 < high
+    # 84 % and 64 %, give or take what 7 draws leave open.
+    assert low < sum(shares) / 7 < high
 
 
 @pytest.mark.exhaustive

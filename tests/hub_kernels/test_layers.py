@@ -55,6 +55,7 @@ def drawn(module):
     return module
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("make", "layer", "cast"),

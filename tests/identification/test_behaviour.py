@@ -16,7 +16,7 @@ from normkit.errors import ShapeError
 from normkit.identification.behaviour import agrees, examine, identify
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("n", [6, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_comes_back(name, n):
@@ -52,6 +52,7 @@ def stock(path):
     return getattr(import_module(f"transformers.models.{family}.modeling_{family}"), name)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("path", "arguments", "shape", "spec"),
     [
@@ -92,6 +93,7 @@ def test_a_norm_that_centres_only_its_statistics():
     assert "x * (gain / s)" in passport.readings["casts"].evidence[0]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("norm", "shape", "spec"),
     [
@@ -132,6 +134,7 @@ class Clamped(nn.Module):
         return self.bounded(F.rms_norm(x, (16,), eps=1e-6), self.weight)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("gain", "start"),
     [

@@ -31,6 +31,7 @@ def seen(found):
     return " ".join(line for reading in found.readings.values() for line in reading.evidence)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("output_dtype", ["input", "promote", "weight", "float32"])
 @pytest.mark.parametrize(
     "casts",
@@ -61,6 +62,7 @@ def test_every_program_is_told_from_the_others(casts, output_dtype):
     assert opened(found) == {}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_the_offset_of_a_short_weight_is_drawn_often_enough(seed):

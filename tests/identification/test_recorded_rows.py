@@ -51,7 +51,7 @@ def assert_nothing_wrong(passport, spec):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("with_parameters", [True, False])
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 def test_of_every_preset_no_field_is_wrong(name, with_parameters, dtype):
     spec = PRESETS[name]
@@ -150,6 +150,7 @@ def test_a_factor_that_no_spec_has_is_measured(factor):
     assert f"root mean square {factor:.6g} per unit of gain" in passport.evidence[-1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["LLAMA", "TORCH_RMS_NORM", "GEMMA"])
 def test_mixed_dtypes_show_where_it_rounds(name):
     spec = getattr(nk.specs, name)

@@ -56,6 +56,7 @@ def test_gpt2():
     assert unrecognised == ()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "options", "names", "last", "spec"),
     [

@@ -137,7 +137,7 @@ def written(kind, placement, eps, wide):
     return norm
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("eps", "wide"), diagonal([1e-12, 1e-8, 1e-6, 1e-5, 1e-3], [True, False]))
 @pytest.mark.parametrize(
     "dtype", [torch.float32, *(pytest.param(half, marks=pytest.mark.slow) for half in (BF16, FP16))]
@@ -170,6 +170,7 @@ def test_an_eps_outside_the_root_that_float16_has_no_rows_for_is_open(eps):
     assert "eps" in passport.to_json()["undecidable"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize(
     "spec",

@@ -45,6 +45,7 @@ SPATIAL = (2, 16, 5, 5)
 BARE = NormSpec(has_weight=False, has_bias=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("norm", "shape", "spec", "undecided"),
     [
@@ -115,6 +116,7 @@ def test_normalize_along_the_channels():
 L2_OF_X_TRANSFORMERS = specs.L2_NORM.replace(multiplier="sqrt_n", output_dtype="input")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments", "shape", "spec", "undecided"),
@@ -181,6 +183,7 @@ RESPONSE = NormSpec(
 )
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("name", "arguments", "shape", "spec", "undecided"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import normkit as nk
-from known_norms import examined_once, fingerprint
+from known_norms import fingerprint
 from normkit import rules
 from normkit.inspection.result import Inspection
 from normkit.measurement.baseline import Baseline
@@ -93,12 +93,6 @@ class Plain(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _norms_are_examined_once() -> Iterator[None]:
-    with examined_once():
-        yield
 
 
 @pytest.fixture(autouse=True)

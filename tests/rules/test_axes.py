@@ -34,6 +34,7 @@ class WithoutGain(OverAxes):
 # C1.
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("norm", "axes"), [(WithoutGain, "axis 1"), (lambda _: OverAxes(1, 2), "the last 2 axes")])
 def test_a_norm_over_tokens_among_norms_over_features(models, inspected, norm, axes):
@@ -133,6 +134,7 @@ def headed(models, together):
     return model
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["Olmo2", "Qwen3", "GPT2"])
 def test_query_norms_of_stock_classes_are_as_declared(models, inspected, status, family):

@@ -39,6 +39,7 @@ def llama(models, norm=None):
     return model
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "severity"), [(torch.float32, "note"), (torch.bfloat16, "warning")])
 def test_another_order_of_casts(models, inspected, status, dtype, severity):
@@ -71,6 +72,7 @@ def test_the_order_of_an_earlier_run_is_meant(models, inspected, facts_of):
     assert other_casts.check(replace(facts, passports=passports, baseline=infer(inspection))) is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "dtype", "severity"),
@@ -120,6 +122,7 @@ class Scaled(nn.LayerNorm):
         return self.by * super().forward(x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("by", "severity"), [(1.0, None), (1.005, "warning"), (1.02, "error"), (-1.0, "error")])
 def test_an_output_that_is_multiplied(models, inspected, by, severity):

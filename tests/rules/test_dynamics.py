@@ -29,6 +29,7 @@ def spread(inspection):
 
 @pytest.mark.slow
 # The largest spread seen in a healthy trained model is 45, in Qwen2.5-Coder 0.5B.
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("felt", "severity"), [(90, None), (500, "warning"), (3e3, "error"), (3e4, "error"), (3e5, "error")]
 )

@@ -50,6 +50,7 @@ def set_eps(model, **eps):
     return model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "norm", "dtype", "severity", "words"),
@@ -128,6 +129,7 @@ def test_one_norm_with_another_eps_is_named(models, inspected, healthy, finding,
     assert "lengthens the output to" in finding(inspected(smaller), "A1").evidence[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("effect", "severity"), [(5e-4, "note"), (5e-3, "warning"), (5e-2, "error")])
 def test_severity_follows_the_effect_at_the_observed_scale(models, inspected, healthy, finding, effect, severity):

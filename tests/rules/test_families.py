@@ -37,7 +37,7 @@ def assert_checked(inspection):
     assert all(left.values())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "family", [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in DECODERS]
 )
@@ -45,7 +45,7 @@ def test_decoders(models, inspected, family):
     assert_clean(inspected(models.tiny(family, layers=4, **DECODERS[family])))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "family", ["Gemma2", "Cohere", *(pytest.param(family, marks=pytest.mark.slow) for family in ("Llama", "Olmo2"))]
 )

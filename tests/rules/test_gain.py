@@ -47,6 +47,7 @@ def ported(model, norm, offset=0.0):
     return model
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "rule", "severity", "words"),
@@ -69,6 +70,7 @@ def test_all_norms_with_a_wrong_offset(models, inspected, finding, make, rule, s
     assert words in found.evidence[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "rules"),
@@ -98,6 +100,7 @@ def test_one_norm_with_a_wrong_offset(models, inspected, finding, status):
     assert status(inspected(llama), "B1") == "clean"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("norm", "rule", "found"), [(OffsetMissed, "B1", "weight"), (OffsetTwice, "B2", "2 + weight")])
 def test_an_intent_file_tells_the_offset_too(models, inspected, finding, status, norm, rule, found):
@@ -125,6 +128,7 @@ def shaped_as_trained(models, shift=0.0, only=""):
     return model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shift", "only", "rule", "sites"),

@@ -89,6 +89,7 @@ def watched(dtype, rate, steps=15):
         return watch.inspection()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "rate", "is_found"),

@@ -252,6 +252,7 @@ def one_large(gain):
     gain[3] = -80.0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "dtype", "severity", "words"),

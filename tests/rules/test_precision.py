@@ -28,6 +28,7 @@ def narrowed(models, path=PATH, dtype=torch.float32, scale=1.0):
 # E2.
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "severity"),
@@ -61,6 +62,7 @@ def test_narrow_statistics_in_float32_without_a_config_or_by_intent_are_clean(mo
 # E3.
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("largest", "dtype", "severity"),

@@ -73,6 +73,7 @@ def with_a_bias_at_its_start(models):
     return trained
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make",

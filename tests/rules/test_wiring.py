@@ -116,6 +116,7 @@ def test_two_modules_with_one_weight(models, inspected, finding):
     assert found.evidence[0] == "blocks.0.norm_1: shares its parameters with blocks.0.norm_2"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["Llama", "Cohere", None])
 def test_parallel_branches_and_repeated_blocks_share_by_design(models, inspected, status, family):
@@ -241,6 +242,7 @@ def test_a_norm_that_keeps_something_between_calls(models, inspected):
     assert "the same input gives different outputs" in found.evidence[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "module"),

@@ -33,6 +33,7 @@ def broken_off(path, step, **choices):
         run(RunCheckpoint(path, seconds=0.0), tell, **choices)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("step", [1, 2, 7, STEPS])

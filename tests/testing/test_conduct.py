@@ -285,6 +285,7 @@ def depends_on_length(x, weight):
     return depends_on_size(0 if x.dim() < 3 or x.shape[1] < 64 else 1 << 40)(x, weight)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("norm", "words"),
     [

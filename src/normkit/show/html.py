@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,21 @@ def html_page(template: Path, *, script: str = "", **words: Any) -> str:
         script: The page's one script.
         words: What the template says; a string is escaped.
     """
+    return _templates(template.parent).get_template(template.name).render(
+        colours=PALETTES,
+        style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        # The name of the script in the content security policy.
+        script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
+        **words,
+    )
+
+
+@functools.cache
+def _templates(folder: Path) -> Environment:
+    """The templates of a folder; each is compiled once."""
     templates = Environment(
-        loader=FileSystemLoader([template.parent, _HERE]),
+        loader=FileSystemLoader([folder, _HERE]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -36,11 +50,4 @@ def html_page(template: Path, *, script: str = "", **words: Any) -> str:
     templates.globals.update(mathml=mathml, bars=bars, svg=lambda drawing: labelled(drawing, drawing.description))
     # A path may be broken after each dot.
     templates.filters["breakable"] = lambda path: Markup(".<wbr>").join(path.split("."))
-    return templates.get_template(template.name).render(
-        colours=PALETTES,
-        style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
-        script=Markup(script),
-        # The name of the script in the content security policy.
-        script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
-        **words,
-    )
+    return templates

@@ -89,6 +89,7 @@ def test_the_modes_of_a_transformer_differ_with_batch_norm_alone(norm):
     assert same is (norm == "LayerNorm")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("training", [True, False])
 def test_only_batch_norm_in_training_depends_on_more_than_the_past(norm, training):
