@@ -84,7 +84,8 @@ def chromium() -> Iterator[Browser]:
         message = "no Chromium was found: `apt-get install chromium` lets the tests of the pages run"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        options = ["--no-sandbox", "--disable-gpu", "--in-process-gpu"]
+        browser = playwright.chromium.launch(executable_path=program, args=options)
         yield browser
         browser.close()
 

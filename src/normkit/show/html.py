@@ -27,13 +27,17 @@ def html_page(template: Path, *, script: str = "", **words: Any) -> str:
         script: The page's one script.
         words: What the template says; a string is escaped.
     """
-    return _templates(template.parent).get_template(template.name).render(
-        colours=PALETTES,
-        style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
-        script=Markup(script),
-        # The name of the script in the content security policy.
-        script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
-        **words,
+    return (
+        _templates(template.parent)
+        .get_template(template.name)
+        .render(
+            colours=PALETTES,
+            style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+            script=Markup(script),
+            # The name of the script in the content security policy.
+            script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
+            **words,
+        )
     )
 
 
