@@ -6,6 +6,7 @@ import importlib.util
 import platform
 import re
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -32,15 +33,16 @@ def patched(source: str, hunks: str) -> str:
 
 
 def fixed(name: str, module: ModuleType) -> ModuleType:
-    """A copy of a module of the peer with the report's fix, in its package but under a name of its own."""
+    """A module of the peer with the report's fix: a copy in a folder of its own, in its package by another name."""
     path = Path(module.__file__)
     hunks = next(hunks for file, hunks in diff(name).items() if path.as_posix().endswith(file))
-    spec = importlib.util.spec_from_loader(f"{module.__name__}_fixed", loader=None, origin=str(path))
-    copy = importlib.util.module_from_spec(spec)
-    copy.__file__, copy.__package__ = str(path), module.__package__
-    sys.modules[copy.__name__] = copy
-    exec(compile(patched(path.read_text(encoding="utf-8"), hunks), f"{path} (fixed)", "exec"), copy.__dict__)
-    return copy
+    copy = Path(tempfile.mkdtemp(), f"{path.stem}_fixed.py")
+    copy.write_text(patched(path.read_text(encoding="utf-8"), hunks), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(f"{module.__name__}_fixed", copy)
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[loaded.__name__] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def versions(*distributions: str) -> str:

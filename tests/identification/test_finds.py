@@ -59,3 +59,22 @@ def test_pyg_layer_norm_has_two_places_of_eps(theirs, batched):
     spec = nk.identify(Graphs(norm, batched), (2, 6, 16)).spec
     assert (spec.eps, spec.eps_placement) == (1e-5, "inside" if batched else "outside")
     assert spec.axes == (-2, -1)
+
+
+class Format(nn.Module):
+    """A module that is given its input in one memory format."""
+
+    def __init__(self, module, memory_format):
+        super().__init__()
+        self.module, self.memory_format = module, memory_format
+
+    def forward(self, x):
+        return self.module(x.contiguous(memory_format=self.memory_format))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_torchs_group_norm_cancels_in_channels_last(memory_format):
+    passport = nk.identify(Format(nn.GroupNorm(4, 16), memory_format), (2, 16, 32, 32))
+    assert passport.spec.groups == 4
+    assert passport.readings["conditioning"].value["cancels"] is (memory_format is torch.channels_last)
