@@ -88,6 +88,7 @@ EXTRA_TESTS = {
     "testing/test_page.py": "docs/how-to/test-your-norm.md",
     "explorer/test_bad_input.py": "hostile and degenerate points in a browser",
     "identification/test_faults.py": "tests/faulty_norms.py",
+    "identification/test_runtime_finds.py": "docs/wild/reports, of MLX, Core ML and runtimes of C++ and Rust",
     "test_helpers.py": "tests/helpers.py",
     "test_tiny_models.py": "tests/tiny_models.py",
     "test_notes.py": "the five notes that the product grew from",

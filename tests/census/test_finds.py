@@ -72,7 +72,7 @@ def test_a_program_prints_what_its_report_quotes(name):
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "OMP_NUM_THREADS": "1"}
     program = [python, str(PROGRAMS / f"{name}.py")]
     run = subprocess.run(program, capture_output=True, text=True, env=environment, cwd=Path.home(), check=False)
-    if "ModuleNotFoundError" in run.stderr or "PackageNotFoundError" in run.stderr:
+    if any(word in run.stderr for word in ("ModuleNotFoundError", "PackageNotFoundError", "NORMKIT_REAL_MODELS")):
         pytest.skip(run.stderr.splitlines()[-1])
     expected, printed = quoted(report(name)).splitlines(), run.stdout.splitlines()
     if printed and printed[0] != expected[0]:
