@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from normkit.bench.running import machine
-from normkit.measurement.probing import Probe
+from normkit.measurement.sampling import Probe
 from normkit.measurement.structure import survey
 
 BATCH, TOKENS = 8, 128

@@ -18,8 +18,8 @@ from normkit.conventions.eps import PLACEMENTS
 from normkit.identification.sites import NormSite, find_sites
 from normkit.identification.tracing import first_output, trace
 from normkit.measurement import placement
-from normkit.measurement.blocks import find_blocks
-from normkit.measurement.observing import observed
+from normkit.measurement.hooks import observed
+from normkit.measurement.layout import find_blocks
 from normkit.spec import NormSpec
 from wiring import Wiring, is_parallel
 

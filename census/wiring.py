@@ -10,8 +10,8 @@ from torch import Tensor
 
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import Trace, first_tensor
-from normkit.measurement.blocks import BlockCall
-from normkit.measurement.observing import Listener
+from normkit.measurement.hooks import Listener
+from normkit.measurement.layout import BlockCall
 
 # So few rows may have like lengths by chance.
 _FEW_ROWS = 4
@@ -41,7 +41,7 @@ class Wiring(Listener):
         if stream is not None and stream.shape == x.shape and torch.equal(x, stream):
             self.bare.add(site.path)
 
-    def after_site(self, site: NormSite, y: Tensor) -> None:
+    def after_site(self, site: NormSite, y: Tensor, _given: object) -> None:
         self._before.append((site, y))
 
     def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

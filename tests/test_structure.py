@@ -123,6 +123,7 @@ EXTRA_TESTS = {
     "test_injection.py": "tests/injection.py, and what docs/explanation/faults.md states",
     "watching/test_bad_input.py": "models, optimizers and calls that a watch has not foreseen",
     "watching/test_compile.py": "torch.compile",
+    "measurement/test_counting_a_text.py": "normkit.measurement.sampling: what a probe counts of a text",
     "measurement/test_own_formula.py": "normkit.measurement.sampling: outputs against their own formula",
     "rules/test_families.py": "all rules together, on untrained models of many families",
 }

@@ -12,7 +12,7 @@ from helpers import ROOT
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 from normkit.measurement import placement
-from normkit.measurement.blocks import find_blocks
+from normkit.measurement.layout import find_blocks
 
 
 class Block(nn.Module):

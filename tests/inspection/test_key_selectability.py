@@ -11,7 +11,7 @@ from torch import nn
 from normkit.identification.tracing import trace
 from normkit.inspection import key_selectability
 from normkit.inspection.key_selectability import key_selections
-from normkit.measurement.blocks import find_blocks
+from normkit.measurement.layout import find_blocks
 
 WIDTH, HEADS, TOKENS = 6, 3, 40
 

@@ -10,7 +10,7 @@ from torch import nn
 import normkit as nk
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
-from normkit.measurement.blocks import find_blocks
+from normkit.measurement.layout import find_blocks
 from normkit.measurement.placement import sweep
 
 WIDTH, TOKENS = 32, 12

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from normkit import inspect
-from normkit.measurement.blocks import BlockCall
 from normkit.measurement.effects import IdleParts, Products
+from normkit.measurement.layout import BlockCall
 
 
 def root_mean_square(x):

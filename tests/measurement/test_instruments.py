@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normkit.measurement.instruments import _GradientCounter, _stream, _with_stream, gradient_counted
-from normkit.measurement.row_counters import GRADIENT_SUMS, gradient_table, named
-from normkit.measurement.tables import Tables
+from normkit.measurement.hooks import _stream, _with_stream
+from normkit.measurement.instruments import _GradientCounter, gradient_counted
+from normkit.measurement.row_counters import GRADIENT_SUMS, Tables, gradient_table, named
 from small_training import Run, Transformer
 
 
@@ -22,10 +22,10 @@ def test_only_the_sentinel_counts_in_unmeasured_steps():
     def body(each: Run) -> None:
         loss = each.loss(each.model, each.batch())
         recorder = each.watch._recorder
-        switch, tables = recorder.switch, recorder.tables
+        switch, tables = recorder.instruments, recorder.tables
         counted = sum(float(tables[name].abs().nan_to_num(posinf=0).sum()) for name in ("rows", "bins", "heads"))
         assert switch.on == (len(each.losses) == 0) == (counted > 0)
-        seen = recorder._instruments.sentinel[:, 1].tolist()
+        seen = recorder.instruments.sentinel[:, 1].tolist()
         # Four calls of functions have no hook.
         assert sorted(seen) == [0.0] * 4 + [1.0] * 7
         each.optimizer.zero_grad()

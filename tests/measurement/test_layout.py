@@ -12,13 +12,13 @@ from torch import nn
 
 from normkit import specs
 from normkit.identification.passport import Passport
+from normkit.identification.tracing import trace
 from normkit.measurement.block_response import UNKNOWN
-from normkit.measurement.blocks import BlockCall
-from normkit.measurement.layout import Layout, MeasuredStep
-from normkit.measurement.probing import Probe
-from normkit.measurement.row_counters import RowCounter, TableReader, row_tables
+from normkit.measurement.instruments import Counts
+from normkit.measurement.layout import BlockCall, Layout, MeasuredStep, find_blocks
+from normkit.measurement.row_counters import RowCounter, TableReader, Tables, row_tables
+from normkit.measurement.sampling import Probe
 from normkit.measurement.structure import survey
-from normkit.measurement.tables import Tables
 from normkit.spec import NormSpec
 
 WIDTH, BATCH, TOKENS = 16, 3, 10
@@ -107,16 +107,17 @@ def measured(x, spec, *, y=None, gain=None, mask=None):
     layout = Layout(sites=(site_of(spec, gain),), blocks=(), dtypes={"0": kinds}, features=(WIDTH, WIDTH))
     tables, features = Tables(layout.tables(), torch.device("cpu")), layout.features
     if x is not None:
-        counters = layout.norm_counters(0, has_deviations=True, gain=gain)
-        pairs = zip(counters, (x, y), strict=True)
-        features = [counter.add(tables, part, mask, leaves_out_unfit=True) for counter, part in pairs]
+        counts = Counts(layout, tables)
+        counts.mask, features = mask, counts.features
+        counts.before_site(layout.sites[0], x)
+        counts.after_site(layout.sites[0], y, None)
     reader = TableReader(step=0, tables=tables.read())
     return MeasuredStep(layout=layout, reader=reader, features=features).sites(STRUCTURE, {})[0]
 
 
 def statistics(*tensors):
     tables = Tables(row_tables(1), torch.device("cpu"))
-    counter = RowCounter(place=0, spec=NormSpec(), enters_norm=False, has_deviations=True)
+    counter = RowCounter(place=0, spec=NormSpec(), enters_norm=False)
     for tensor in tensors:
         counter.add(tables, tensor, None)
     return TableReader(step=0, tables=tables.read()).rows(0, tensors[0].shape[-1])
@@ -177,8 +178,7 @@ def test_rows_over_all_axes_cannot_be_masked():
     assert measured(x, specs.POOLFORMER).input == statistics(x.flatten(1))
     # Nor where there happen to be as many groups as tokens.
     for spec in (specs.POOLFORMER, specs.POOLFORMER.replace(groups=TOKENS)):
-        found = measured(x, spec, mask=MASK)
-        assert (found.calls, found.input.rows) == (1, 0)
+        assert measured(x, spec, mask=MASK).input == measured(x, spec).input
 
 
 def test_groups_are_rows():
@@ -270,3 +270,125 @@ def test_one_tensor_may_be_rows_of_two_kinds():
     found = probe.measured().blocks(STRUCTURE)[0]
     assert (found.stream_in, found.stream_out) == (statistics(x), statistics(x))
     assert probe.measured().sites(STRUCTURE, {})[0].input == statistics(x.unflatten(-1, (4, 4)))
+
+
+class Adding(nn.Module):
+    """x + f(x), in a tuple if asked."""
+
+    def __init__(self, width: int = 8, in_tuple: bool = False):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.in_tuple = in_tuple
+
+    def forward(self, x):
+        y = x + self.linear(x)
+        return (y, None) if self.in_tuple else y
+
+
+class Experts(nn.Module):
+    """A block with a list of two-layer experts inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(6))
+
+    def forward(self, x):
+        return x + sum(expert(x) for expert in self.experts)
+
+
+class Listed(nn.Module):
+    """Modules of some lists, called one after the other."""
+
+    def __init__(self, **lists):
+        super().__init__()
+        self.names = list(lists)
+        for name, members in lists.items():
+            setattr(self, name, members if isinstance(members, nn.Module) else nn.ModuleList(members))
+
+    def forward(self, x):
+        for name in self.names:
+            for member in getattr(self, name):
+                x = member(x)
+                x = x[0] if isinstance(x, tuple) else x
+        return x
+
+
+def found(model, run=None):
+    blocks = find_blocks(model, trace(model, run or (lambda: model(torch.randn(2, 5, 8)))))
+    assert all(model.get_submodule(block.path) is block.module for block in blocks)
+    return [(block.path, block.index) for block in blocks]
+
+
+def test_members_of_a_module_list():
+    assert found(Listed(layers=[Adding(), Adding(in_tuple=True)])) == [("layers.0", 0), ("layers.1", 1)]
+
+
+def test_the_order_is_that_of_the_calls():
+    class Backwards(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Adding(), Adding()])
+
+        def forward(self, x):
+            return self.layers[0](self.layers[1](x))
+
+    assert found(Backwards()) == [("layers.1", 0), ("layers.0", 1)]
+
+
+def test_experts_are_inside_their_block():
+    assert found(Listed(layers=[Experts(), Experts()])) == [("layers.0", 0), ("layers.1", 1)]
+
+
+def test_two_lists_share_one_count():
+    model = Listed(encoder=[Adding(), Adding()], decoder=[Adding(), Adding(), Adding()])
+    assert [path for path, _ in found(model)] == ["encoder.0", "encoder.1", "decoder.0", "decoder.1", "decoder.2"]
+    assert [index for _, index in found(model)] == [0, 1, 2, 3, 4]
+
+
+def test_a_list_of_one_beside_a_longer_one_is_no_stack():
+    assert found(Listed(layers=[Adding(), Adding()], head=[Adding()])) == [("layers.0", 0), ("layers.1", 1)]
+
+
+def test_one_block_is_a_stack_where_there_is_no_longer_one():
+    assert found(Listed(layers=[Adding()])) == [("layers.0", 0)]
+
+
+def test_layers_without_modules_of_their_own_are_no_blocks():
+    assert found(Listed(layers=[nn.Linear(8, 8), nn.Linear(8, 8)], norms=[nn.LayerNorm(8), nn.LayerNorm(8)])) == []
+
+
+def test_members_of_a_sequential_inside_a_list():
+    stages = [nn.Sequential(Adding(), nn.Sequential(nn.Linear(8, 8))), nn.Sequential(Adding(), nn.Linear(8, 16))]
+    # The second stage changes the width, so the stages are no blocks; the first stage's members are.
+    assert found(Listed(stages=stages)) == [("stages.0.0", 0), ("stages.0.1", 1)]
+
+
+def test_a_sequential_of_one_class():
+    assert found(Listed(blocks=nn.Sequential(Adding(), Adding()))) == [("blocks.0", 0), ("blocks.1", 1)]
+
+
+def test_a_sequential_of_several_classes_is_a_branch():
+    assert found(Listed(head=nn.Sequential(nn.Sequential(nn.Linear(8, 8)), Adding()))) == []
+
+
+def test_images_and_rows_are_not_a_stream():
+    model = Listed(layers=[Adding(), Adding()])
+    assert found(model, lambda: model(torch.randn(5, 8))) == []
+    assert found(model, lambda: model(torch.randn(2, 3, 5, 8))) == []
+
+
+def test_a_block_called_many_times_is_one_block():
+    from transformers import AlbertConfig, AlbertModel
+
+    config = AlbertConfig(
+        vocab_size=32,
+        embedding_size=8,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+    )
+    model = AlbertModel(config).eval()
+    path = "encoder.albert_layer_groups.0"
+    assert found(model, lambda: model(input_ids=torch.arange(3, 9)[None])) == [(path, 0)]

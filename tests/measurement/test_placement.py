@@ -16,8 +16,8 @@ from torch import nn
 from helpers import diagonal
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
-from normkit.measurement.blocks import find_blocks
-from normkit.measurement.observing import observed
+from normkit.measurement.hooks import observed
+from normkit.measurement.layout import find_blocks
 from normkit.measurement.placement import Replayer, ReplayError, sweep
 
 WIDTH, TOKENS = 32, 12

@@ -15,13 +15,13 @@ from normkit.measurement.row_counters import (
     GRADIENT_SUMS,
     RowCounter,
     TableReader,
+    Tables,
     add_gradient,
     gradient_table,
     named,
     row_mask,
     row_tables,
 )
-from normkit.measurement.tables import Tables
 
 LAYER, RMS = specs.TORCH_LAYER_NORM, specs.LLAMA
 QUANTILES = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)

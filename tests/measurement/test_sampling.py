@@ -12,8 +12,7 @@ from normkit.geometry import angle_between, image_of
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 from normkit.measurement.layout import layout_of
-from normkit.measurement.probing import Probe
-from normkit.measurement.sampling import RowPicker, RowSample
+from normkit.measurement.sampling import Probe, RowPicker, RowSample
 
 N = 6
 GAIN = torch.tensor([0.5, -1.5, 1.0, 0.25, 2.0, 0.75], dtype=torch.float64)
@@ -143,16 +142,15 @@ def test_padding_is_never_picked(layout):
     assert picked.isfinite().all()
 
 
-def test_rows_that_the_mask_does_not_tell_are_not_sampled():
+def test_all_rows_are_sampled_whose_tokens_the_mask_does_not_tell():
     mask = torch.arange(9) < torch.tensor([[2], [9], [5]])
     pooled = torch.randn(3, N)
-    assert sampled(specs.LLAMA, pooled, pooled, mask=mask) is None
+    assert sampled(specs.LLAMA, pooled, pooled, mask=mask).rows == 3
     whole = specs.TORCH_LAYER_NORM.replace(axes="all_but_batch")
     x = torch.randn(3, 9, 4)
-    assert sampled(whole, x, x, mask=mask) is None
-    assert sampled(whole, x, x).rows == 3
+    assert sampled(whole, x, x, mask=mask) == sampled(whole, x, x)
     # As many groups as tokens, and still no tokens.
-    assert sampled(whole.replace(groups=9), x, x, mask=mask) is None
+    assert sampled(whole.replace(groups=9), x, x, mask=mask).rows == 3 * 9
 
 
 def test_what_enters_may_be_overwritten():

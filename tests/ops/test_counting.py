@@ -13,8 +13,7 @@ import fake_kernels
 from fake_kernels import python_kernels
 from normkit import NormSpec, specs
 from normkit.kernels import cpu
-from normkit.measurement.row_counters import RowCounter, row_tables
-from normkit.measurement.tables import Tables
+from normkit.measurement.row_counters import RowCounter, Tables, row_tables
 from normkit.ops import calls, counting
 
 LAYER, RMS = specs.TORCH_LAYER_NORM, specs.LLAMA
@@ -56,7 +55,7 @@ def assert_equal(ours: Tables, truth: Tables, rel: float = 1e-12) -> None:
 
 
 def what(spec: NormSpec, x: Tensor, enters_norm: bool = True) -> counting.Counted:
-    return RowCounter(place=1, spec=spec, enters_norm=enters_norm)._what(x)
+    return RowCounter(place=1, spec=spec, enters_norm=enters_norm).counted(x)
 
 
 def rows(dtype: torch.dtype, features: int) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normkit.measurement.tables import Table, Tables
+from normkit.measurement.row_counters import Table, Tables
 from normkit.watching.async_copies import AsyncCopy, CopyQueue
 
 LAYOUT = [

@@ -141,7 +141,7 @@ def test_a_loss_comes_as_it_comes(loss: Any):
     [
         *(({"every": every}, "every must be a whole number") for every in (0, -1, 2.0, True)),
         ({"optimizer": nn.Linear(2, 2)}, "optimizer must be"),
-        ({"batch": 3}, "batch must be"),
+        ({"batch": 3}, "a batch must be"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], message: str):

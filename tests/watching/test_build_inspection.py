@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from normkit import specs
 from normkit.inspection.inspecting import inspect
-from normkit.measurement.row_counters import GRADIENT_SUMS, RowCounter, TableReader, gradient_table, row_tables
-from normkit.measurement.tables import Tables
+from normkit.measurement.row_counters import GRADIENT_SUMS, RowCounter, TableReader, Tables, gradient_table, row_tables
 from normkit.watching.watcher import watch
 from small_training import Run
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from normkit.watching.parameters import UpdateSampler, WatchedParameter, sums_of_squares, watched_parameters
-from normkit.watching.surveying import Arguments, surveyed
+from normkit.watching.startup import surveyed
 from small_training import Transformer
 
 CPU = torch.device("cpu")
 
 
 def watched(model: nn.Module, *optimizers: torch.optim.Optimizer) -> dict[str, WatchedParameter]:
-    structure = surveyed(model, Arguments(args=(torch.zeros(2, 9, dtype=torch.long),), kwargs={}))
+    structure = surveyed(model, {0: torch.zeros(2, 9, dtype=torch.long)})
     return {each.path: each for each in watched_parameters(model, structure, optimizers)}
 
 

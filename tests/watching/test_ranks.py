@@ -17,8 +17,7 @@ from torch import Tensor
 import distributed_runs
 from forks import Fork
 from normkit.inspection.result import Inspection
-from normkit.measurement.row_counters import RowCounter, gradient_table, row_tables
-from normkit.measurement.tables import Table, Tables
+from normkit.measurement.row_counters import RowCounter, Table, Tables, gradient_table, row_tables
 from normkit.spec import NormSpec
 from normkit.watching.parameters import PARAMETER_SUMS
 from normkit.watching.ranks import ManyRanks, Ranks

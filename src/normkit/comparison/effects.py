@@ -91,7 +91,7 @@ def common_span(formula: Formula, other: Formula) -> int | None:
     return None if spans[0] is None or spans[1] is None else max(spans[0], spans[1])
 
 
-def sampled(x: Tensor, span: int | None, picker: RowPicker) -> Tensor | None:
+def sampled(x: Tensor, span: int | None, picker: RowPicker) -> Tensor:
     """Copies of parts of x that can each be normalized on their own, spread evenly; on the CPU.
 
     Args:
@@ -100,13 +100,13 @@ def sampled(x: Tensor, span: int | None, picker: RowPicker) -> Tensor | None:
         picker: Picks the rows of the batch.
 
     Returns:
-        Shape (parts, ...), in float32 or wider; None where the token mask does not tell them.
+        Shape (parts, ...), in float32 or wider.
     """
     if span is None:
         images = x.detach()[evenly(len(x), _IMAGES).to(x.device)].cpu()
         return images if images.dtype == torch.float64 else images.float()
     rows = picker.rows(x, NormSpec(axes=tuple(range(-span, 0))))
-    return None if rows is None else rows.reshape(-1, *x.shape[x.dim() - span :])
+    return rows.reshape(-1, *x.shape[x.dim() - span :])
 
 
 def distances(y: Tensor, expected: Tensor) -> Tensor:

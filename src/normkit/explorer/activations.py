@@ -16,8 +16,8 @@ from normkit.explorer.points import BUDGET, drawable_rows, label_text
 from normkit.explorer.selection import Places, Selection, by_stream, grouped, left_out, select, telling
 from normkit.identification.sites import NormSite, find_sites
 from normkit.identification.tracing import trace
-from normkit.measurement.blocks import find_blocks
-from normkit.measurement.observing import Listener, observed
+from normkit.measurement.hooks import Listener, observed
+from normkit.measurement.layout import find_blocks
 from normkit.measurement.running import Batch, evaluating, first_tokens, runner, token_mask
 from normkit.measurement.sampling import evenly
 from normkit.text import shortened

@@ -9,7 +9,7 @@ from normkit.errors import InputError, SpecError
 from normkit.explorer.conventions import Convention, convention_of
 from normkit.identification.sites import NormSite, OtherNorm, chosen
 from normkit.identification.tracing import Trace
-from normkit.measurement.blocks import BlockCall, block_of
+from normkit.measurement.layout import BlockCall, block_of
 from normkit.measurement.running import Batch
 from normkit.measurement.sampling import evenly
 from normkit.text import shortened

@@ -24,10 +24,9 @@ from normkit.inspection.result import Inspection
 from normkit.inspection.walk import TokenRow, walk
 from normkit.measurement import baseline
 from normkit.measurement.baseline import Baseline
-from normkit.measurement.blocks import block_of
 from normkit.measurement.intent import stock_intent
+from normkit.measurement.layout import block_of
 from normkit.measurement.patches import find_shared, patches
-from normkit.measurement.probing import Probe
 from normkit.measurement.quantities import Walk
 from normkit.measurement.row_leakage import find_leaks
 from normkit.measurement.running import (
@@ -44,6 +43,7 @@ from normkit.measurement.running import (
     token_mask,
     vocabulary,
 )
+from normkit.measurement.sampling import Probe
 from normkit.measurement.structure import Progress, Structure, survey
 from normkit.measurement.weights import gain_gradient_errors, row_scatter
 from normkit.text import dtype_name
@@ -141,7 +141,8 @@ def inspect(
         batches: One batch, or an iterable of them. A batch is a dictionary of keyword arguments, as a tokenizer's
             output is, a tensor, or a tuple of positional arguments, with tensors, numbers, strings, None, and lists,
             tuples and dictionaries of these in it. A list is one batch only inside an iterable, as of a DataLoader.
-            Where there is an "attention_mask" (B, T), tokens with a 0 enter no statistic.
+            Where there is an "attention_mask" (B, T), tokens with a 0 enter no statistic; rows that are none of its
+            tokens, as in a decoder behind a padded encoder, enter all.
         name: Name of the model in the report.
         source: The batches in a few words.
         decode: Token id -> text, for the token walk.

@@ -14,8 +14,8 @@ from normkit.errors import InputError
 from normkit.geometry.selection import selectable
 from normkit.identification.tracing import Trace
 from normkit.measurement.attention import queries_and_keys
-from normkit.measurement.blocks import BlockCall, block_of
-from normkit.measurement.observing import Listener, observed
+from normkit.measurement.hooks import Listener, observed
+from normkit.measurement.layout import BlockCall, block_of
 from normkit.measurement.quantities import KeySelection
 from normkit.measurement.sampling import evenly
 

@@ -13,7 +13,7 @@ from normkit import reference
 from normkit.geometry.decomposition import Step, decompose, pulled_back
 from normkit.geometry.rows import sphere_radius
 from normkit.identification.sites import NormSite
-from normkit.measurement.observing import Listener, observed
+from normkit.measurement.hooks import Listener, observed
 from normkit.measurement.quantities import Walk, WalkStep
 from normkit.spec import NormSpec
 from normkit.text import percent
@@ -94,7 +94,7 @@ class TokenRow(Listener):
         if self._entered is None:
             self._entered = x.shape, self._row(x)
 
-    def after_site(self, _site: NormSite, y: Tensor) -> None:
+    def after_site(self, _site: NormSite, y: Tensor, _given: object) -> None:
         """Keep the token's row of the output."""
         if self._left is None:
             self._left = y.shape, self._row(y)

@@ -1,17 +1,14 @@
-"""The measuring engine: what a model's norms, blocks and attention do, seen from hooks.
+"""The measuring engine: what a model's norms, blocks and attention do, seen from hooks, in a text or in a training.
 
 facts.py, quantities.py, training.py  what is measured, as frozen values
 running.py         runs a model on batches in evaluation mode
 texts.py           windows of a text, or token ids at random, for a model from a folder
-observing.py       hooks and one mode that tell a listener of every call of a norm, a block or attention
-probing.py         the probe: one measured step over a text, with a sample of rows
-hooks.py, instruments.py  hooks that never end a training and that a compiler traces; measured steps of a run
-tables.py          tables on a device, summed or largest kept
-row_counters.py    how rows and gradients are counted into tables, and read as statistics
+hooks.py           the only hooks: a listener is told of every call of a norm, a block or attention
+instruments.py     the listener that counts: rows of norms and blocks, logits, in a training gradients too
+sampling.py        the same for a text, with a sample of the rows of each norm
+row_counters.py    tables on a device; how rows and gradients are counted into them, and read as statistics
 attention.py       how attention logits are counted into tables, and read
-layout.py          the line of each norm, block and attention in the tables, and their facts read from there
-sampling.py        a sample of the rows of a norm
-blocks.py          the repeated blocks of a model
+layout.py          norms, blocks and attention calls, their lines in the tables, and their facts read from there
 block_response.py, placement.py  a block called again on a scaled stream: what that says about its norms
 structure.py       all that one pass shows of how a model is built
 effects.py, patches.py  norms in code, norms that nothing reads; patched and shared norms

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from normkit.identification.sharding import local
 from normkit.identification.tracing import first_output
-from normkit.measurement.blocks import BlockCall
-from normkit.measurement.observing import every_module
+from normkit.measurement.hooks import every_module
+from normkit.measurement.layout import BlockCall
 from normkit.text import percent
 
 # Names of torch's functions and methods that multiply or divide; those of nn.functional that normalize.

@@ -19,9 +19,9 @@ from normkit.identification.state import buffers_kept
 from normkit.identification.tracing import first_output, first_tensor
 from normkit.measurement.attention import softmax_logits
 from normkit.measurement.block_response import UNKNOWN, BlockResponse, BlockSweep, median_cosine
-from normkit.measurement.blocks import BlockCall
 from normkit.measurement.facts import Role
-from normkit.measurement.observing import Listener, observed
+from normkit.measurement.hooks import Listener, observed
+from normkit.measurement.layout import BlockCall
 from normkit.measurement.running import mapped
 
 
@@ -105,7 +105,7 @@ class Replayer(Listener):
         if self.current is not None and site.path not in self.current.inputs:
             self.current.inputs[site.path] = _copied(x)
 
-    def after_site(self, site: NormSite, y: Tensor) -> Tensor | None:
+    def after_site(self, site: NormSite, y: Tensor, _given: object) -> Tensor | None:
         """Record the output of a norm, or alter it."""
         if self.current is None:
             return None
@@ -115,7 +115,7 @@ class Replayer(Listener):
 
     def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Record the norms that were called before attention."""
-        if self.current is not None and (function == "sdpa" or softmax_logits(args, kwargs, None) is not None):
+        if self.current is not None and (function == "sdpa" or softmax_logits(args, kwargs) is not None):
             self.current.attentions.setdefault(parent, set()).update(self.current.inputs)
 
 
@@ -254,7 +254,7 @@ class _Sweeper(Replayer):
         with suppress(ReplayError):
             read(torch.float32) or read(torch.float64)
 
-    def after_block(self, block: BlockCall, y: Tensor) -> None:
+    def after_block(self, block: BlockCall, y: Tensor, _given: object) -> None:
         if self.current is not None:
             return
         self._returned = None if y.is_inference() else (block.index, y, y._version)

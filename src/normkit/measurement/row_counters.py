@@ -1,7 +1,8 @@
-"""How rows are counted into tables, by the kernels in one reading or in plain torch, and how the tables are read.
+"""How rows are counted into tables on a device, by the kernels or in plain torch, and how the tables are read.
 
 Counting reads nothing back and no shape depends on data, so no device is waited for. A row that holds NaN or infinity
-is only counted as such; so is a row whose mean square leaves the range of float32.
+is only counted as such; so is a row whose mean square leaves the range of float32. Processes pool their tables in the
+same way: one vector holds all tables, the summed ones first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from normkit.conventions.eps import eps_in
 from normkit.measurement.quantities import Attenuation, RowStatistics
-from normkit.measurement.tables import Table, Tables
 from normkit.ops import counting
 from normkit.spec import NormSpec
 
@@ -33,6 +33,89 @@ _LARGEST = torch.finfo(torch.float64).max
 _OFFSET = BINS_PER_OCTAVE * LOWEST_OCTAVE
 
 GRADIENT_SUMS = ("rows", "squares", "nonfinite")
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of all sums on a device: float64, or float32 on MPS, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """The shape of one table."""
+
+    name: str
+    shape: tuple[int, ...]
+    keeps_largest: bool = False
+    """Two tables are merged by keeping the larger entries; otherwise they are added."""
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+    @property
+    def empty(self) -> float:
+        """An entry before anything was counted."""
+        return -math.inf if self.keeps_largest else 0.0
+
+
+class Tables:
+    """Tables on one device.
+
+    Example:
+        >>> tables = Tables([Table(name="counts", shape=(2,))], torch.device("cpu"))
+        >>> tables["counts"].add_(1)
+        tensor([1., 1.], dtype=torch.float64)
+        >>> tables.packed()
+        tensor([1., 1.], dtype=torch.float64)
+    """
+
+    def __init__(self, layout: Sequence[Table], device: torch.device) -> None:
+        self.layout = tuple(sorted(layout, key=lambda table: table.keeps_largest))
+        dtype = widest_dtype(device)
+        self._tables = {
+            table.name: torch.full(table.shape, table.empty, dtype=dtype, device=device) for table in self.layout
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The table of this name, to be written to in place."""
+        return self._tables[name]
+
+    def clear(self) -> None:
+        """Reset all tables."""
+        for table in self.layout:
+            self._tables[table.name].fill_(table.empty)
+
+    def packed(self) -> Tensor:
+        """A copy of all tables as one vector, on their device."""
+        return torch.cat([self._tables[table.name].flatten() for table in self.layout])
+
+    def part(self, vector: Tensor, name: str) -> Tensor:
+        """One table within a packed vector, to be written to in place."""
+        return self.stacked(vector[None])[name][0]
+
+    def stacked(self, vectors: Tensor) -> Mapping[str, Tensor]:
+        """The tables within several packed vectors, (vectors, *shape) each, to be written to in place."""
+        found, start = {}, 0
+        for table in self.layout:
+            found[table.name] = vectors[:, start : start + table.size].view(len(vectors), *table.shape)
+            start += table.size
+        return found
+
+    def merged(self, vectors: Tensor) -> Tensor:
+        """Several packed vectors, (vectors, entries), as one: sums added, of the other tables the largest kept."""
+        sums = sum(table.size for table in self.layout if not table.keeps_largest)
+        return torch.cat([vectors[:, :sums].sum(0), vectors[:, sums:].amax(0)])
+
+    def unpacked(self, vector: Tensor) -> Mapping[str, Tensor]:
+        """The tables that a vector holds, by name."""
+        parts = torch.split(vector, [table.size for table in self.layout])
+        return {table.name: part.reshape(table.shape) for table, part in zip(self.layout, parts, strict=True)}
+
+    def read(self) -> Mapping[str, Tensor]:
+        """The tables as they are, by name, in float64 on the CPU."""
+        return self.unpacked(self.packed().double().cpu())
 
 
 def row_tables(places: int) -> tuple[Table, ...]:
@@ -62,45 +145,35 @@ class RowCounter:
     """Says what one row is; for the input of a norm also what eps does to it."""
     enters_norm: bool
     """Whether the effect of eps is counted too."""
-    has_deviations: bool = False
-    """Whether the kurtosis is taken; that of the input of a norm always is."""
-    gain: Tensor | None = None
-    """Gain that multiplies the rows before the norm divides them; it matters to the effect of eps alone."""
 
-    def add(self, tables: Tables, x: Tensor, mask: Tensor | None, *, leaves_out_unfit: bool = False) -> int:
-        """Count the rows of one tensor.
+    def add(self, tables: Tables, x: Tensor, mask: Tensor | None, gain: Tensor | None = None) -> int:
+        """Count the rows of one tensor, and return the features of a row.
 
         Args:
             tables: The tables of `row_tables`.
             x: Of any floating-point dtype.
-            mask: True where a token counts, (B, T), or None for all.
-            leaves_out_unfit: If the mask does not tell the rows' tokens, count the call alone; else all rows.
-
-        Returns:
-            Features of a row.
+            mask: True where a token counts, (B, T), or None. Rows whose tokens it does not tell count all.
+            gain: Gain that multiplies the rows before the norm divides them; it matters to the effect of eps alone.
         """
         x = x.detach()
         rows = (x if self.spec.rows.are_last else self.spec.rows.split(x).squeeze(-2)).to(tables["rows"].device)
         # With all axes but the first, rows are groups of a sample and not tokens.
         is_told = mask is not None and not self.spec.rows.are_samples
         counted = row_mask(rows.shape[:-1], mask.to(rows.device)) if is_told and mask is not None else None
-        if leaves_out_unfit and mask is not None and counted is None:
-            tables["rows"][self.place, ROW_SUMS.index("calls")] += 1
-            return rows.shape[-1]
         if counting.can_count(rows, tables["rows"]):
-            what = self._what(rows)
+            what = self.counted(rows) if gain is None else counting.Counted(enters_norm=True)
             counting.count_rows(rows, counted, what, self.place, tables["rows"], tables["bins"], tables["row peaks"])
-            if self.enters_norm and self.gain is not None:
-                self._add_scaled(tables, rows, counted)
         else:
-            self._count_plainly(tables, rows, counted)
+            self._count_plainly(tables, rows, counted, gain)
+        if self.enters_norm and gain is not None and rows.numel():
+            self._add_scaled(tables, rows, counted, gain)
         return rows.shape[-1]
 
-    def _what(self, rows: Tensor) -> counting.Counted:
-        """What the kernels are to count."""
-        if not self.enters_norm or self.gain is not None:
-            return counting.Counted(enters_norm=self.enters_norm or self.has_deviations)
+    def counted(self, rows: Tensor) -> counting.Counted:
+        """What the kernels are to count of these rows."""
         spec = self.spec
+        if not self.enters_norm:
+            return counting.Counted(enters_norm=True)
         return counting.Counted(
             enters_norm=True,
             is_centred=spec.centring.statistics,
@@ -111,7 +184,7 @@ class RowCounter:
             limit_90=spec.placement.ratio_at(0.9),
         )
 
-    def _count_plainly(self, tables: Tables, given: Tensor, counted: Tensor | None) -> None:
+    def _count_plainly(self, tables: Tables, given: Tensor, counted: Tensor | None, gain: Tensor | None = None) -> None:
         largest = _LARGEST if given.dtype == torch.float64 else torch.finfo(torch.float32).max ** 0.5
         rows = given if given.dtype == torch.float64 else given.float()
         kind, features = tables["rows"].dtype, rows.shape[-1]
@@ -123,15 +196,12 @@ class RowCounter:
         # A vector_norm of order infinity takes ten times as long on a CPU.
         absmax = torch.maximum(rows.amax(-1), -rows.amin(-1)) if features else rows.new_zeros(len(rows))
         mean = rows.mean(-1)
-        deviation = rows - mean[:, None] if self.enters_norm or self.has_deviations else None
-        length = torch.linalg.vector_norm(rows if deviation is None else deviation, dim=-1).to(kind)
-        mean, length = mean.to(kind), length / math.sqrt(features) if features else mean.to(kind)
-        if deviation is None:
-            rms, std = length, None
-        else:
-            std = torch.where(length > _CONSTANT * mean.abs(), length, 0.0) if rows.dtype == torch.float32 else length
-            # A vector_norm has left the range of float64 where these squares do; torch.hypot takes twice as long.
-            rms = (mean.square() + std.square()).sqrt()
+        deviation = rows - mean[:, None]
+        length, mean = torch.linalg.vector_norm(deviation, dim=-1).to(kind), mean.to(kind)
+        length = length / math.sqrt(features) if features else mean
+        std = torch.where(length > _CONSTANT * mean.abs(), length, 0.0) if rows.dtype == torch.float32 else length
+        # A vector_norm has left the range of float64 where these squares do; torch.hypot takes twice as long.
+        rms = (mean.square() + std.square()).sqrt()
         # The rms of a row with NaN or infinity is NaN or infinite, and this comparison is false.
         finite = rms <= largest
         kept = finite if counted is None else finite & counted
@@ -139,7 +209,10 @@ class RowCounter:
         weights, rows_kept = present.to(kind), kept.sum()
         total = rows_kept.new_full((), len(rows)) if counted is None else counted.sum()
         cosine = torch.where(present, mean / rms, 0.0)
-        angle = cosine.clamp(-1, 1).acos() if std is None else torch.where(present, torch.atan2(std, mean), 0.0)
+        angle = torch.where(present, torch.atan2(std, mean), 0.0)
+        # The deviation is not used after this.
+        fourth = torch.linalg.vector_norm(deviation.square_(), dim=-1).to(kind).square() / features
+        varying = present & (std > _LEAST_DEVIATION) & (std < _LARGEST_DEVIATION) & (fourth < math.inf)
         found = torch.stack(
             [
                 torch.ones((), dtype=kind, device=rows.device),
@@ -148,32 +221,22 @@ class RowCounter:
                 total - rows_kept,
                 cosine @ cosine,
                 angle @ weights,
+                torch.where(varying, fourth / std.square().square(), 0.0).sum(),
+                varying.sum(),
             ]
         )
         sums[: len(found)].add_(found)
         extremes = torch.where(kept, torch.stack([absmax.to(kind), rms, -rms]), -math.inf).amax(-1)
         peaks[: len(extremes)].copy_(torch.maximum(peaks[: len(extremes)], extremes))
         tables["bins"][self.place, 0].index_add_(0, _bin(torch.where(present, rms, 1.0)), weights)
-        if deviation is not None and std is not None:
-            # The deviation is not used after this.
-            fourth = torch.linalg.vector_norm(deviation.square_(), dim=-1).to(kind).square() / features
-            varying = present & (std > _LEAST_DEVIATION) & (std < _LARGEST_DEVIATION) & (fourth < math.inf)
-            kurtosis = torch.where(varying, fourth / std.square().square(), 0.0)
-            first = ROW_SUMS.index("kurtosis")
-            sums[first : first + 2].add_(torch.stack([kurtosis.sum(), varying.sum()]))
-        if self.enters_norm and self.gain is not None:
-            self._add_scaled(tables, given, counted)
-        elif self.enters_norm and std is not None:
+        if self.enters_norm and gain is None:
             root = std if self.spec.centring.statistics else rms
             self._add_attenuation(tables, given.dtype, root, features, present)
 
-    def _add_scaled(self, tables: Tables, given: Tensor, counted: Tensor | None) -> None:
+    def _add_scaled(self, tables: Tables, given: Tensor, counted: Tensor | None, gain: Tensor) -> None:
         """Count the effect of eps on rows that the gain multiplies first."""
-        assert self.gain is not None
         kind, features = tables["rows"].dtype, given.shape[-1]
-        rows = (given.to(kind) * self.gain.to(device=given.device, dtype=kind)).reshape(-1, features)
-        if not rows.numel():
-            return
+        rows = (given.to(kind) * gain.to(device=given.device, dtype=kind)).reshape(-1, features)
         if self.spec.centring.statistics:
             rows = rows - rows.mean(-1, keepdim=True)
         root = torch.linalg.vector_norm(rows, dim=-1) / math.sqrt(features)

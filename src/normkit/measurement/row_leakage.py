@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from normkit.identification.sites import NormSite, OtherNorm
 from normkit.identification.state import buffers_kept, in_mode, undisturbed
 from normkit.identification.tracing import first_output, first_tensor
-from normkit.measurement.observing import Listener, observed
-from normkit.measurement.running import Batch, evaluating, mapped, name_of_ids, runner, vocabulary
+from normkit.measurement.hooks import Listener, observed
+from normkit.measurement.running import Batch, evaluating, name_of_ids, part, runner, vocabulary
 from normkit.measurement.structure import Structure
 
 Kind = Literal["batch", "time", "padding", "mode"]
@@ -61,7 +61,7 @@ def perturbations(model: nn.Module, batch: Batch) -> tuple[Perturbation, ...] | 
     name = name_of_ids(batch)
     if name is None:
         return None
-    small = _small(batch, name)
+    small = part(batch, batch[name], [row % len(batch[name]) for row in range(_ROWS)], _TOKENS)
     other = _other_ids(small[name], vocabulary(model))
     if other is None:
         return None
@@ -141,22 +141,6 @@ def _rows(values: Tensor, kept: Tensor) -> tuple[Tensor, Tensor] | None:
         if size == batch:
             return values.unsqueeze(1), kept.all(1, keepdim=True)
     return None
-
-
-def _small(batch: Batch, name: str) -> dict[str, Any]:
-    """Two rows of few tokens, all of them attended to."""
-    given, tokens = batch[name].shape
-    chosen = [row % given for row in range(_ROWS)]
-
-    def small(key: str, value: Tensor) -> Tensor:
-        if value.dim() and value.shape[0] == given:
-            value = value[chosen]
-        if value.dim() > 1 and value.shape[1] == tokens:
-            value = value[:, :_TOKENS]
-        return torch.ones_like(value) if key.endswith("attention_mask") else value
-
-    changed: dict[str, Any] = mapped(dict(batch), small)
-    return changed
 
 
 def _other_ids(ids: Tensor, entries: int | None) -> Tensor | None:
@@ -301,7 +285,7 @@ class _Recorder(Listener):
     def before_site(self, site: NormSite, x: Tensor) -> None:
         self.enter(site.path, x)
 
-    def after_site(self, site: NormSite, y: Tensor) -> Tensor | None:
+    def after_site(self, site: NormSite, y: Tensor, _given: object) -> Tensor | None:
         return self.leave(site.path, y)
 
     def enter(self, path: str, x: Tensor) -> None:

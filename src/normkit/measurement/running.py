@@ -82,7 +82,7 @@ def arguments(model: nn.Module, given: Any) -> Batch:
             "a batch must be a dictionary of keyword arguments, a tensor, or a tuple or list of positional arguments, "
             f"got {_kind(given)}"
         )
-    if not any(True for _ in _tensors(batch)):
+    if not any(True for _ in tensors(batch)):
         raise InputError("a batch must hold a tensor, this one holds none")
     return batch
 
@@ -160,27 +160,45 @@ def _like(value: Sequence[Any], members: list[Any]) -> Any:
     return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)  # type: ignore[call-arg]
 
 
-def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a tree, with the key above it."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):
         for key, member in value.items():
-            yield from _tensors(member, str(key))
+            yield from tensors(member, str(key))
     elif isinstance(value, (tuple, list)):
         for member in value:
-            yield from _tensors(member, name)
+            yield from tensors(member, name)
 
 
 def runner(model: nn.Module, batch: Batch) -> Callable[[], object]:
     """A call of the model on a batch on its own device, without a cache of keys and values."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     moved = mapped(dict(batch), lambda _name, value: value.to(device))
-    positional = [value for key, value in moved.items() if isinstance(key, int)]
-    named = {key: value for key, value in moved.items() if not isinstance(key, int)}
     if "use_cache" in signatures.signature(model.forward).parameters:
-        named["use_cache"] = False
+        moved["use_cache"] = False
+    return caller(model, moved)
+
+
+def caller(model: nn.Module, batch: Batch) -> Callable[[], object]:
+    """A call of the model with the arguments of a batch."""
+    positional = [value for key, value in batch.items() if isinstance(key, int)]
+    named = {key: value for key, value in batch.items() if not isinstance(key, int)}
     return lambda: model(*positional, **named)
+
+
+def part(batch: Batch, ids: Tensor, chosen: slice | list[int], columns: int | None) -> dict[Any, Any]:
+    """Some rows of a batch, and so many columns of what has as many as the ids; all of them are attended to."""
+
+    def few(name: str, value: Tensor) -> Tensor:
+        cut = value[chosen] if value.dim() and len(value) == len(ids) else value
+        if columns is not None and value.dim() > 1 and value.shape[1] == ids.shape[1]:
+            cut = cut[:, :columns]
+        # The first tokens of a padded sequence may be padding.
+        return torch.ones_like(cut) if name.endswith("attention_mask") and value.dim() == 2 else cut
+
+    return changed(batch, few)
 
 
 def first_tokens(batch: Batch) -> dict[Any, Any]:
@@ -190,7 +208,7 @@ def first_tokens(batch: Batch) -> dict[Any, Any]:
         few = value[:1, :_STRUCTURE_TOKENS] if value.dim() > 1 else value
         return torch.ones_like(few) if name.endswith("attention_mask") else few
 
-    return _changed(batch, small)
+    return changed(batch, small)
 
 
 def rows(batch: Batch, first: int, count: int = 1) -> dict[Any, Any]:
@@ -201,23 +219,24 @@ def rows(batch: Batch, first: int, count: int = 1) -> dict[Any, Any]:
         has_rows = value.dim() > 1 or (value.dim() == 1 and len(value) == len(whole))
         return value[first : first + count] if has_rows else value
 
-    return _changed(batch, part)
+    return changed(batch, part)
 
 
-def _changed(batch: Batch, change: Callable[[str, Tensor], Tensor]) -> dict[Any, Any]:
-    changed: dict[Any, Any] = mapped(dict(batch), change)
-    return changed
+def changed(batch: Batch, change: Callable[[str, Tensor], Tensor]) -> dict[Any, Any]:
+    """The batch with every tensor changed; `change` is told the key above it."""
+    whole: dict[Any, Any] = mapped(dict(batch), change)
+    return whole
 
 
 def first_of(batch: Batch) -> Tensor:
     """The first tensor of a batch with two axes or more, else the one with most."""
-    found = [value for _, value in _tensors(batch)]
+    found = [value for _, value in tensors(batch)]
     return max(found, key=lambda value: min(value.dim(), 2))
 
 
 def token_mask(batch: Batch) -> Tensor | None:
     """True where a token counts, or None where all do."""
-    mask = next((value for name, value in _tensors(batch) if name == "attention_mask"), None)
+    mask = next((value for name, value in tensors(batch) if name == "attention_mask"), None)
     return None if mask is None or bool(mask.all()) else mask.bool()
 
 

@@ -1,25 +1,34 @@
-"""The effect of one norm on a sample of its rows: the angle it turns them by, their lengths, the shape of the image.
+"""The probe: one measured step over a text, with a sample of the rows of each norm.
 
-The sample is up to 64 rows a call, spread evenly over those that count, of at most 16 batches, spread evenly too. Four
-numbers a row are kept; the rows themselves live from a norm's call to its return.
+A sample shows the angle that a norm turns its rows by, their lengths, and the error of its outputs. It has up to 64
+rows a call, spread evenly over those that count, of at most 16 batches, spread evenly too. Four numbers a row are
+kept; the rows themselves live from a norm's call to its return.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normkit import reference, units
 from normkit.conventions.gain import Gain
 from normkit.errors import InputError, ShapeError, SpecError
 from normkit.geometry.image import image_of
 from normkit.identification.passport import Passport
-from normkit.measurement.quantities import SiteGeometry
-from normkit.measurement.row_counters import row_mask
+from normkit.identification.sites import NormSite
+from normkit.measurement.attention import QueriesAndKeys, Selection, select
+from normkit.measurement.hooks import observed
+from normkit.measurement.instruments import Counts
+from normkit.measurement.layout import BlockCall, Layout, MeasuredStep
+from normkit.measurement.quantities import Peak, SiteGeometry
+from normkit.measurement.row_counters import ROW_PEAKS, TableReader, Tables, row_mask
 from normkit.spec import NormSpec
 from normkit.units import Exact
 
@@ -43,10 +52,10 @@ class RowPicker:
     def __init__(self, batch: int, mask: Tensor | None) -> None:
         self.batch = batch
         self._mask = mask
-        self._places: dict[torch.Size, tuple[Tensor, ...] | None] = {}
+        self._places: dict[tuple[torch.Size, bool], tuple[Tensor, ...]] = {}
 
-    def rows(self, x: Tensor, spec: NormSpec) -> Tensor | None:
-        """A copy of up to 64 of what are rows to a spec, on the CPU; None where the mask does not tell them.
+    def rows(self, x: Tensor, spec: NormSpec) -> Tensor:
+        """A copy of up to 64 of what are rows to a spec, on the CPU, of all where the mask does not tell their tokens.
 
         Args:
             x: Input or output of the norm.
@@ -55,17 +64,14 @@ class RowPicker:
         Returns:
             Shape (rows, m), in float32 or in x's dtype if that is wider.
         """
-        if self._mask is not None and spec.rows.are_samples:
-            return None
         # With several groups the axis stays.
         rows = reference.to_rows(x.detach(), spec).squeeze(-2)
-        leading = rows.shape[:-1]
-        if leading not in self._places:
-            self._places[leading] = _spread(leading, self._mask)
-        places = self._places[leading]
-        if places is None:
-            return None
-        picked = rows[places].cpu()
+        leading, mask = rows.shape[:-1], None if spec.rows.are_samples else self._mask
+        if (leading, mask is None) not in self._places:
+            counted = None if mask is None else row_mask(leading, mask)
+            valid = torch.arange(math.prod(leading)) if counted is None else counted.nonzero().flatten()
+            self._places[leading, mask is None] = torch.unravel_index(valid[evenly(len(valid), _ROWS)], leading)
+        picked = rows[self._places[leading, mask is None]].cpu()
         return picked if picked.dtype == torch.float64 else picked.float()
 
 
@@ -166,8 +172,7 @@ class RowSample:
     def leave(self, y: Tensor, picker: RowPicker) -> None:
         """Pick the same rows of what the call returned, and compare."""
         x, self._entered = self._entered, None
-        left = None if x is None else picker.rows(y, self._spec)
-        if x is None or left is None or left.shape != x.shape:
+        if x is None or (left := picker.rows(y, self._spec)).shape != x.shape:
             return
         self._features = x.shape[-1]
         self._kept.setdefault(picker.batch, []).append(_compared(x, left, self._spec))
@@ -207,18 +212,132 @@ class RowSample:
         )
 
 
+class Probe(Counts):
+    """Measures the forward passes inside its context; nothing is kept but counts, sums and four numbers a sampled row.
+
+    The hooks are gone when the context is left, also by an exception.
+
+    Args:
+        model: The model.
+        layout: What is measured, and where.
+
+    Example:
+        >>> from normkit.measurement.structure import survey
+        >>> model, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.randn(2, 3, 4)
+        >>> structure = survey(model, lambda: model(x))
+        >>> with Probe(model, structure.layout(is_pooled=False)) as probe:
+        ...     probe.batch(None)
+        ...     _ = model(x)
+        >>> probe.measured().sites(structure, {})[0].input.rows
+        6
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        super().__init__(layout, Tables(layout.tables(), device))
+        self._model, self._exits = model, ExitStack()
+        self._samples = {site.path: RowSample(site.spec, RowFormula.of(site.passport)) for site in layout.sites}
+        # By path of a block: the largest magnitude so far, the element, and its token id.
+        self._largest: dict[str, tuple[float, Peak | None, int | None]] = {}
+        self._batches = 0
+        self.batch(None)
+
+    def __enter__(self) -> Probe:
+        """Begin to measure."""
+        layout = self.layout
+        self._exits.enter_context(observed(self._model, layout.sites, layout.blocks, layout.callers, self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Remove the hooks; what was measured stays."""
+        self._exits.close()
+
+    def batch(self, mask: Tensor | None, ids: Tensor | None = None) -> None:
+        """Say which tokens of the next forward pass count.
+
+        Args:
+            mask: Boolean, shape (B, T), False for padding; None counts all.
+            ids: Their token ids, of the same shape, or None.
+
+        Raises:
+            InputError: If the mask is of another shape or dtype.
+        """
+        if mask is not None and (mask.dtype != torch.bool or mask.dim() != 2):
+            raise InputError(
+                f"the token mask must be boolean of shape (B, T), got {mask.dtype} {tuple(mask.shape)}; use mask.bool()"
+            )
+        self._ids, self.mask = ids, None if mask is None or bool(mask.all()) else mask
+        self._picker = RowPicker(self._batches, self.mask)
+        self._batches += 1
+        self._selection: tuple[weakref.ref[Tensor] | None, object, Selection] | None = None
+
+    def measured(self, decode: Callable[[int], str] | None = None) -> MeasuredStep:
+        """What was measured so far; `decode` turns a token id into text."""
+        peaks = {}
+        for path, (_, peak, token) in self._largest.items():
+            named = peak is not None and token is not None and decode is not None
+            peaks[path] = replace(peak, token=decode(token)) if named else peak  # type: ignore[misc, arg-type, type-var]
+        return MeasuredStep(
+            layout=self.layout,
+            reader=TableReader(step=0, tables=self.tables.read()),
+            features=self.features,
+            samples=self._samples,
+            peaks=peaks,
+        )
+
+    # The mode would look at each operation of these: they bypass it.
+    def before_site(self, site: NormSite, x: Tensor) -> None:
+        """Count and sample what enters a norm."""
+        with torch._C.DisableTorchFunction():
+            super().before_site(site, x)
+            self._samples[site.path].enter(x, self._picker)
+
+    def after_site(self, site: NormSite, y: Tensor, given: object) -> None:
+        """Count and sample what leaves a norm."""
+        with torch._C.DisableTorchFunction():
+            super().after_site(site, y, given)
+            self._samples[site.path].leave(y, self._picker)
+
+    def after_block(self, block: BlockCall, y: Tensor, given: object) -> None:
+        """Count what leaves a block, and look for its largest element."""
+        with torch._C.DisableTorchFunction():
+            super().after_block(block, y, given)
+            self._find_largest(block, y.detach())
+
+    def _find_largest(self, block: BlockCall, stream: Tensor) -> None:
+        place = self.layout.places(block.index)[1]
+        largest = float(self.tables["row peaks"][place, ROW_PEAKS.index("absmax")])
+        before, peak, token = self._largest.get(block.path, (0.0, None, None))
+        if largest > before and stream.dim() == 3:
+            is_largest = stream.abs().double() == largest
+            if self.mask is not None and self.mask.shape == stream.shape[:2]:
+                is_largest &= self.mask.to(stream.device)[..., None]
+            sample, position, feature = is_largest.nonzero()[0].tolist()
+            peak = Peak(value=float(stream[sample, position, feature]), feature=feature, position=position)
+            ids = self._ids
+            token = int(ids[sample, position]) if ids is not None and ids.shape == stream.shape[:2] else None
+        self._largest[block.path] = max(largest, before), peak, token
+
+    def _selected(self, call: QueriesAndKeys, tokens: Tensor | None) -> Selection:
+        """The sampled rows of a call; most layers have the same mask, so those of the last call are often reused."""
+        mask = call.mask
+        # Inference tensors do not count how often they were written to; nothing equals a new object.
+        version = None if mask is None else object() if mask.is_inference() else mask._version
+        key = (call.causal, call.query.shape, call.key.shape, version)
+        if self._selection is not None:
+            reference, held, selection = self._selection
+            if held == key and (mask is None if reference is None else reference() is mask):
+                return selection
+        selection = select(call, tokens)
+        self._selection = (None if mask is None else weakref.ref(mask), key, selection)
+        return selection
+
+
 def evenly(count: int, most: int) -> Tensor:
     """So many of the numbers from 0 to count - 1, or all of them, spread evenly from the first to the last."""
     return torch.linspace(0, max(count - 1, 0), min(count, most), dtype=torch.float64).round().long()
-
-
-def _spread(leading: torch.Size, mask: Tensor | None) -> tuple[Tensor, ...] | None:
-    """Up to 64 places along the leading axes, spread evenly over those that a token mask selects."""
-    counted = None if mask is None else row_mask(leading, mask)
-    if mask is not None and counted is None:
-        return None
-    valid = torch.arange(math.prod(leading)) if counted is None else counted.nonzero().flatten()
-    return torch.unravel_index(valid[evenly(len(valid), _ROWS)], leading)
 
 
 def _compared(x: Tensor, y: Tensor, spec: NormSpec) -> Tensor:

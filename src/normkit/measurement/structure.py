@@ -19,11 +19,10 @@ from normkit.identification.sites import NormSite, OtherNorm, find_sites
 from normkit.identification.tracing import Trace, first_output, first_tensor, trace
 from normkit.measurement import placement
 from normkit.measurement.block_response import BlockSweep, median_cosine
-from normkit.measurement.blocks import BlockCall, find_blocks
 from normkit.measurement.effects import HandwrittenNorm, IdleParts, Products
 from normkit.measurement.facts import Placement, Role
-from normkit.measurement.layout import Layout, layout_of
-from normkit.measurement.observing import every_module
+from normkit.measurement.hooks import every_module
+from normkit.measurement.layout import BlockCall, Layout, find_blocks, layout_of
 from normkit.measurement.patches import InputHook, changed_inputs
 
 # Cosine above which an added branch is the output of one part, up to rounding.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import InputError
-from normkit.measurement.observing import every_module
+from normkit.measurement.hooks import every_module
 from normkit.measurement.running import arguments, evaluating, first_of, mapped, name_of_ids, rows, runner, token_ids
 from normkit.text import percent
 

@@ -6,10 +6,8 @@ parameters.py        what each parameter is, sums of squares, and how far it mov
 loop.py              checks how the training loop uses complete gradients
 step_recorder.py     everything that is measured of one model in its steps
 ranks.py             the processes: what they pool, and what each of them holds
-rendezvous.py        how they find each other at the start
-verification.py      tests counting and pooling on known numbers
-surveying.py         what a model is made of, and which weights a norm makes insensitive
-startup.py           how a watch begins: composes the four above
+rendezvous.py        how they find each other at the start, and test counting and pooling on known numbers
+startup.py           how a watch begins: what a model is made of, which weights a norm makes insensitive
 change_tracker.py    updates, changes from outside, norms and blocks that stop
 time_series.py       series over the steps, and whether something broke
 onset.py             where it began

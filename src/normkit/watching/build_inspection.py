@@ -42,7 +42,7 @@ def inspection_of_run(
     blocks: tuple[Block, ...] = ()
     attentions: tuple[Attention, ...] = ()
     if structure is not None and recorder is not None and history.last is not None:
-        measured = MeasuredStep(layout=recorder.layout, reader=history.last, features=recorder.layout.features)
+        measured = MeasuredStep(layout=recorder.layout, reader=history.last, features=recorder.instruments.features)
         with recorder.norms_at(history.last.tables):
             sites = measured.sites(structure, watched.gradient_errors)
         blocks, attentions = measured.blocks(structure), measured.attentions()

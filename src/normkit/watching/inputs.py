@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import is_distributed, local
 from normkit.measurement.hooks import Failures, Hook
-from normkit.measurement.tables import widest_dtype
+from normkit.measurement.row_counters import widest_dtype
 from normkit.measurement.training import Quantity
 
 BATCH = ("calls", "ids", "tokens", "sampled", "distinct", "low", "high", "energy", "digest")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normkit.identification.sharding import local
 from normkit.measurement.hooks import Failures
-from normkit.measurement.tables import widest_dtype
+from normkit.measurement.row_counters import widest_dtype
 from normkit.watching.parameters import WatchedParameter, sums_of_squares
 
 LOOP = ("complete", "used", "left", "along", "moved")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from normkit.identification.sharding import local
-from normkit.measurement.blocks import block_of
+from normkit.measurement.layout import block_of
+from normkit.measurement.row_counters import widest_dtype
 from normkit.measurement.structure import Structure
-from normkit.measurement.tables import widest_dtype
 from normkit.measurement.training import ParameterKind
 
 PARAMETER_SUMS = (

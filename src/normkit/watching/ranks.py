@@ -19,8 +19,7 @@ from torch import Tensor
 
 from normkit.identification.sharding import is_distributed, local, whole
 from normkit.identification.sites import NormSite
-from normkit.measurement.row_counters import GRADIENT_SUMS, ROW_SUMS
-from normkit.measurement.tables import Table, Tables
+from normkit.measurement.row_counters import GRADIENT_SUMS, ROW_SUMS, Table, Tables
 from normkit.watching.async_copies import AsyncCopy, Pending
 from normkit.watching.parameters import PARAMETER_SUMS
 

@@ -1,27 +1,46 @@
-"""How a watch begins: processes meet, the model is surveyed, the hooks are put in and tried, the pooling is proved."""
+"""How a watch begins: processes meet, the model is surveyed, the hooks are put in and tried, the pooling is proved.
+
+A survey calls the model on a small part of a batch. It shows what the model is made of, and the weights whose length
+makes no difference because a norm removes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from normkit.identification.sharding import is_elsewhere
+from normkit.identification.sharding import fully_sharded, is_elsewhere
+from normkit.identification.state import buffers_kept, random_numbers_kept
+from normkit.identification.tracing import first_output
 from normkit.measurement.baseline import Baseline, check_fits
 from normkit.measurement.intent import Intent, stock_intent
 from normkit.measurement.patches import Sharing, find_shared
-from normkit.measurement.running import vocabulary
-from normkit.measurement.structure import Structure
+from normkit.measurement.running import Batch, caller, changed, evaluating, part, tensors, vocabulary
+from normkit.measurement.structure import Structure, survey
 from normkit.measurement.weights import gain_gradient_errors
 from normkit.text import dtype_name, first_line
 from normkit.watching.ranks import Ranks
-from normkit.watching.rendezvous import is_distributed_run, meet
+from normkit.watching.rendezvous import is_distributed_run, meet, verify
 from normkit.watching.step_recorder import StepRecorder
-from normkit.watching.surveying import Arguments, called, insensitive, surveyed
-from normkit.watching.verification import verify
+
+_TOKENS = 16
+
+# If f(c w) = f(w), no gradient has a part along w. One backward pass excludes nearly all other weights.
+_ORTHOGONAL = {torch.float16: 0.02, torch.bfloat16: 0.02}
+_ORTHOGONAL_32 = 1e-3
+# Relative change of the output when the weight is doubled: eps, and rounding.
+_UNCHANGED = {torch.float16: 0.01, torch.bfloat16: 0.03}
+_UNCHANGED_32 = 1e-3
+# Where a weight hardly matters its length matters little too: other weights of its length must change 20 times as much.
+_BESIDE_OTHERS = 0.05
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,7 +86,7 @@ def start_up(
     given: nn.Module,
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
-    arguments: Arguments,
+    batch: Batch,
     *,
     every: int,
     scaler: Any,
@@ -75,18 +94,22 @@ def start_up(
 ) -> Startup:
     """Find the norms and put the hooks in; if that fails, the run goes on without a watch, and a remark says so.
 
-    The model comes as the loop calls it and without its wrappers; the arguments are those of one call of it.
+    The model comes as the loop calls it and without its wrappers; the batch is that of one call of it.
 
     Raises:
         InputError: If the baseline is that of another model.
     """
     rendezvous = meet()
-    small = rendezvous.common_arguments(model, arguments.shortened())
+    small = rendezvous.common_batch(model, shortened(batch))
     structure, recorder, observer, remarks = None, None, "", []
+
+    def unfound(error: Exception) -> str:
+        return f"the norms could not be found, so nothing is measured: {first_line(error)}"
+
     # Tables made in inference mode could not be written to in a step.
     with torch.inference_mode(False):
-        small = small.detached()
-        whole = small if is_distributed_run() else arguments.detached()
+        small = _detached(small)
+        whole = small if is_distributed_run() else _detached(batch)
         try:
             structure = surveyed(model, small)
         # Any model's own code runs here: a failure on a part of a batch must not end the training.
@@ -94,7 +117,7 @@ def start_up(
             try:
                 structure = surveyed(model, small := whole)
             except Exception:
-                remarks.append(_unfound(error))
+                remarks.append(unfound(error))
         ranks = rendezvous.ranks(given, model, structure)
         watched = WatchedModel(model=model) if structure is None else _described(model, structure, baseline)
         remarks += rendezvous.remarks
@@ -111,16 +134,19 @@ def start_up(
                     invariant=frozenset() if is_distributed_run() else insensitive(model, small),
                 )
                 recorder.install(given)
-                recorder.rehearse(lambda: called(model, small))
+                with undisturbed(model):
+                    recorder.rehearse(caller(model, small))
                 observer = verify(ranks, recorder.tables["rows"].device)
                 if not structure.sites:
-                    remarks.append(_NO_NORMS)
+                    remarks.append(
+                        "the model has no norm that a spec describes; loss, gradients and updates are watched"
+                    )
             # Any model's own code runs here too.
             except Exception as error:
                 if recorder is not None:
                     recorder.remove()
                 recorder = None
-                remarks.append(_unfound(error))
+                remarks.append(unfound(error))
     return Startup(
         watched=watched,
         recorder=recorder,
@@ -132,11 +158,18 @@ def start_up(
     )
 
 
-_NO_NORMS = "the model has no norm that a spec describes; loss, gradients and updates are watched"
+def shortened(batch: Batch) -> Batch:
+    """The first two rows, and of token ids the first sixteen columns; what has no batch axis is kept."""
+    first = next((value for _, value in tensors(batch) if value.dim()), None)
+    if first is None:
+        return batch
+    is_tokens = first.dim() == 2 and not first.is_floating_point()
+    return part(batch, first, slice(2), _TOKENS if is_tokens else None)
 
 
-def _unfound(error: Exception) -> str:
-    return f"the norms could not be found, so nothing is measured: {first_line(error)}"
+def _detached(batch: Batch) -> Batch:
+    """The batch without the graphs that made it, which the training needs; inference tensors are copied."""
+    return changed(batch, lambda _name, value: value.clone() if value.is_inference() else value.detach())
 
 
 def _described(model: nn.Module, structure: Structure, baseline: Baseline | None) -> WatchedModel:
@@ -156,3 +189,134 @@ def _described(model: nn.Module, structure: Structure, baseline: Baseline | None
         shared=find_shared(model, structure),
         gradient_errors=gain_gradient_errors(held, dtypes),
     )
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside what `torch.compile` or a data-parallel wrapper makes of it."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, (DataParallel, DistributedDataParallel)):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def surveyed(model: nn.Module, batch: Batch) -> Structure:
+    """Survey a model without wrappers; it and the random numbers are left as they were."""
+    with undisturbed(model):
+        return survey(model, caller(model, batch), stages=False)
+
+
+def insensitive(model: nn.Module, batch: Batch) -> frozenset[str]:
+    """`scale_invariant` of a model without wrappers; it and the random numbers are left as they were."""
+    with undisturbed(model):
+        return scale_invariant(model, caller(model, batch))
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run the model eagerly in evaluation mode, then restore modes, buffers and random numbers."""
+    # Compiled code would be compiled again for the small shapes, and then for shapes that change.
+    eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    # Autocast keeps the cast of a weight, and would not see that it is doubled.
+    keeps_casts = torch.is_autocast_cache_enabled()
+    try:
+        torch.set_autocast_cache_enabled(False)
+        with random_numbers_kept(), buffers_kept(model), evaluating(model), torch.no_grad(), eager:
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(keeps_casts)
+        for sharded in fully_sharded(model):
+            # Its root keeps what it gathered until a backward pass, which does not come.
+            sharded.reshard()
+
+
+def scale_invariant(model: nn.Module, run: Callable[[], object]) -> frozenset[str]:
+    """The paths of the weights that can be doubled without a change of the output: found by behaviour, not by place.
+
+    A weight W before a norm: norm(c W x) = norm(W x) for c > 0, but for eps. Candidates have a gradient orthogonal to
+    them for a random combination of the outputs; each is then doubled and the model run again, and once more with its
+    elements in another order, which must change the output far more. Biases, gains, and weights without any gradient do
+    not count. Parameters, their `grad` and the random numbers are as before.
+
+    Args:
+        model: In evaluation mode; the same input must give the same output.
+        run: Calls it on a small input.
+
+    Returns:
+        Names as in `model.named_parameters()`; empty where the output is not finite, or none can be differentiated.
+    """
+    weights = {
+        path: parameter
+        for path, parameter in model.named_parameters()
+        if parameter.dim() > 1 and parameter.requires_grad and parameter.is_floating_point()
+    }
+    devices = {parameter.device for parameter in weights.values() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices, key=str)):
+        candidates = _orthogonal(weights, run)
+        if not candidates:
+            return frozenset()
+        with torch.no_grad():
+            before = _output(run)
+            return frozenset(
+                path for path, dtype in candidates.items() if _stays(weights[path], _UNCHANGED.get(dtype), before, run)
+            )
+
+
+def _orthogonal(weights: Mapping[str, Tensor], run: Callable[[], object]) -> Mapping[str, torch.dtype]:
+    """Candidates, with the dtype in which their gradient was computed: under autocast that of the output."""
+    with torch.enable_grad():
+        output = first_output(_unpacked(run()))
+        if output is None or not output.requires_grad or not bool(output.isfinite().all()):
+            return {}
+        direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            output,
+            list(weights.values()),
+            direction,
+            allow_unused=True,
+            # An input may come with a graph of its own, which the training still needs.
+            retain_graph=True,
+        )
+    found = {}
+    for (path, weight), gradient in zip(weights.items(), gradients, strict=True):
+        if gradient is None:
+            continue
+        lengths = float(gradient.double().norm() * weight.detach().double().norm())
+        inner = float((gradient.double() * weight.detach().double()).sum())
+        if math.isfinite(lengths) and lengths > 0:
+            dtype = output.dtype if output.dtype in _ORTHOGONAL else weight.dtype
+            if abs(inner) <= _ORTHOGONAL.get(dtype, _ORTHOGONAL_32) * lengths:
+                found[path] = dtype
+    return found
+
+
+def _stays(weight: Tensor, limit: float | None, before: Tensor, run: Callable[[], object]) -> bool:
+    """Whether the output stays when the weight is doubled, and changes when its elements change places."""
+    doubled = _change(weight, weight * 2, before, run)
+    if not doubled <= (limit or _UNCHANGED_32):
+        return False
+    return doubled < _BESIDE_OTHERS * _change(weight, weight.roll(1), before, run)
+
+
+def _change(weight: Tensor, other: Tensor, before: Tensor, run: Callable[[], object]) -> float:
+    """How far the output moves with other values; the weight is restored to the bit, also after an error."""
+    kept = weight.detach().clone()
+    try:
+        weight.copy_(other)
+        after = _output(run)
+    finally:
+        weight.copy_(kept)
+    return float((after - before).abs().max() / before.abs().max())
+
+
+def _output(run: Callable[[], object]) -> Tensor:
+    output = first_output(_unpacked(run()))
+    assert output is not None
+    return output.detach().double()
+
+
+def _unpacked(output: object) -> object:
+    """The values of an output that is a mapping, as outputs of transformers are."""
+    return tuple(output.values()) if isinstance(output, Mapping) else output

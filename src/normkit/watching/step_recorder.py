@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from normkit.identification.sharding import local
 from normkit.measurement.hooks import Failures
-from normkit.measurement.instruments import Instruments, Switch
-from normkit.measurement.row_counters import GRADIENT_SUMS
+from normkit.measurement.instruments import Instruments
+from normkit.measurement.row_counters import GRADIENT_SUMS, Table, Tables
 from normkit.measurement.structure import Structure
-from normkit.measurement.tables import Table, Tables
 from normkit.reference import HALF
 from normkit.watching.async_copies import AsyncCopy, CopyQueue
 from normkit.watching.inputs import INPUTS, InputRecorder
@@ -84,12 +83,11 @@ class StepRecorder:
             ],
             self._device,
         )
-        self.switch = Switch(on=True)
         self.step_records = CopyQueue()
         """`STEP_RECORD` of each step."""
         self.reports = CopyQueue()
         """Of each measured step the packed tables of all processes."""
-        self._instruments = Instruments(model, self.layout, self.tables, self.switch)
+        self.instruments = Instruments(model, self.layout, self.tables)
         tensors = [parameter.tensor for parameter in self.parameters]
         self._shares = torch.tensor(shares, dtype=self.tables["steps"].dtype, device=self._device)
         self._sampler = UpdateSampler(tensors, self._device)
@@ -109,7 +107,7 @@ class StepRecorder:
     @property
     def failures(self) -> Failures:
         """What could not be measured."""
-        return self._instruments.failures
+        return self.instruments.failures
 
     @property
     def is_alone(self) -> bool:
@@ -118,13 +116,13 @@ class StepRecorder:
 
     def install(self, given: nn.Module) -> None:
         """Put the hooks into the model, given as the loop calls it, and into the optimizers."""
-        self._instruments.install()
+        self.instruments.install()
         self._inputs.install(given)
         self.loop.install()
 
     def remove(self) -> None:
         """Take the hooks out; the model is as it was."""
-        self._instruments.remove()
+        self.instruments.remove()
         self._inputs.remove()
         self.loop.remove()
 
@@ -135,14 +133,14 @@ class StepRecorder:
             run()
         finally:
             self.failures.is_rehearsal = False
-            self.switch.live = False
+            self.instruments.live = False
             self.tables.clear()
-            self._instruments.sentinel.zero_()
+            self.instruments.sentinel.zero_()
 
     def begin_call(self, args: Sequence[object], kwargs: Mapping[str, Any], *, is_inner: bool) -> None:
         """Tell the hooks of a call of the model (`is_inner`), or of its wrapper, that began before they were there."""
         if is_inner:
-            self._instruments.begin_call(kwargs)
+            self.instruments.begin_call(kwargs)
         self.failures.run("the input", self._inputs.add, None, args, kwargs)
 
     def record_step(self, step: int, loss: Tensor | float | None) -> None:
@@ -162,7 +160,7 @@ class StepRecorder:
             loss = local(loss.detach()).to(self._device, kind).mean()
         else:
             loss = torch.tensor(math.nan if loss is None else float(loss), dtype=kind, device=self._device)
-        sentinel = self._instruments.sentinel[self._order]
+        sentinel = self.instruments.sentinel[self._order]
         numbers = (
             loss,
             known.sum(),
@@ -186,8 +184,8 @@ class StepRecorder:
         moves.zero_()
         moves[:, 2:] = self._sampler.begin() * self._shares[:, None]
         # A place that holds NaN has run too.
-        self.tables["ran"][place] = (self._instruments.sentinel[:, 1] != 0).to(kind)
-        if self.switch.on:
+        self.tables["ran"][place] = (self.instruments.sentinel[:, 1] != 0).to(kind)
+        if self.instruments.on:
             self._measure_parameters(gradients, of_gradients, unit)
             self._sharded.write(self.tables["norm values"])
             if scale is not None:
@@ -198,7 +196,7 @@ class StepRecorder:
             self.tables.clear()
             # Changes between two steps belong to the later one, which ends with the next call.
             self.tables["updates"][place] = kept
-        self._instruments.sentinel.zero_()
+        self.instruments.sentinel.zero_()
 
     def _end_step(self) -> None:
         """Write what the loop did with the gradients of the last step, and how far its optimizers have moved so far."""

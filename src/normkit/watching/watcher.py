@@ -18,15 +18,15 @@ from normkit.inspection.result import Inspection
 from normkit.measurement.baseline import Baseline, declared, write
 from normkit.measurement.hooks import Failures, Hook
 from normkit.measurement.row_counters import TableReader
+from normkit.measurement.running import Batch, arguments
 from normkit.rules.finding import Finding
 from normkit.watching.build_inspection import inspection_of_run
 from normkit.watching.loop import describe_optimizers, learning_rates
 from normkit.watching.messages import Messages, ReportFiles
 from normkit.watching.ranks import Ranks
 from normkit.watching.rendezvous import is_distributed_run
-from normkit.watching.startup import WatchedModel, start_up
+from normkit.watching.startup import WatchedModel, start_up, unwrapped
 from normkit.watching.step_recorder import STEP_RECORD, StepRecorder
-from normkit.watching.surveying import Arguments, unwrapped
 from normkit.watching.time_series import RunHistory
 
 LATE = (
@@ -152,7 +152,7 @@ class Watch:
 
     def start(self) -> Watch:
         """Begin without `with`; `close` ends the watch."""
-        arguments = None if self._batch is None else Arguments.of(self._batch)
+        batch = None if self._batch is None else arguments(self._model, self._batch)
         if self._model in _watched:
             raise InputError("the model is watched already; close that watch before another one begins")
         _watched.add(self._model)
@@ -160,8 +160,8 @@ class Watch:
         held = [parameter for each in self._optimizers for group in each.param_groups for parameter in group["params"]]
         if count := sum(id(parameter) not in own for parameter in held):
             self.remark(f"{count} of {len(held)} parameters of the optimizers are not the model's and not watched")
-        if arguments is not None:
-            self._begin(arguments)
+        if batch is not None:
+            self._begin(batch)
         else:
             # Before the hooks of fully_shard, which begin a forward pass that the survey would interrupt.
             self._first_call = self._given.register_forward_pre_hook(
@@ -174,17 +174,17 @@ class Watch:
             return
         self._first_call.remove()
         self._first_call = None
-        self._messages.guarded("the beginning", self._begin, Arguments(args=args, kwargs=kwargs))
+        self._messages.guarded("the beginning", self._begin, dict[Any, Any](enumerate(args)) | kwargs)
         if self._recorder is not None:
             self._recorder.begin_call(args, kwargs, is_inner=self._given is self._model)
 
-    def _begin(self, arguments: Arguments) -> None:
+    def _begin(self, batch: Batch) -> None:
         """Find the norms and put the hooks in."""
         found = start_up(
             self._given,
             self._model,
             self._optimizers,
-            arguments,
+            batch,
             every=self._every,
             scaler=self._scaler,
             baseline=self._baseline,
@@ -208,7 +208,7 @@ class Watch:
             raise InputError(f"loss must be a tensor, a number or None, got {type(loss).__name__}")
         if self._recorder is not None:
             self._messages.guarded("a step", self._record_step, self._recorder, loss)
-            self._recorder.switch.on = (self._step + 1) % self._every == 0
+            self._recorder.instruments.on = (self._step + 1) % self._every == 0
         elif self._step == 0 and self._first_call is not None:
             self.remark(f"the model was not called before the end of the first step, or {LATE}")
         self._step += 1

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from normkit.errors import InputError
-from normkit.measurement.probing import Probe
-from normkit.measurement.row_counters import RowCounter, TableReader, row_tables
+from normkit.measurement.row_counters import RowCounter, TableReader, Tables, row_tables
+from normkit.measurement.sampling import Probe
 from normkit.measurement.structure import survey
-from normkit.measurement.tables import Tables
 from normkit.spec import NormSpec
 
 WIDTH, BATCH, TOKENS = 16, 3, 10
@@ -92,7 +91,7 @@ def kept(model, x, mask):
 
 def statistics(*tensors):
     tables = Tables(row_tables(1), torch.device("cpu"))
-    counter = RowCounter(place=0, spec=NormSpec(), enters_norm=False, has_deviations=True)
+    counter = RowCounter(place=0, spec=NormSpec(), enters_norm=False)
     for tensor in tensors:
         counter.add(tables, tensor, None)
     return TableReader(step=0, tables=tables.read()).rows(0, tensors[0].shape[-1])
@@ -165,7 +164,7 @@ def test_a_mask_that_is_all_true_is_no_mask():
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_a_tensor_that_the_mask_does_not_fit_is_left_out_and_counted():
+def test_all_rows_of_a_tensor_count_whose_tokens_the_mask_does_not_tell():
     class Pooled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -182,7 +181,7 @@ def test_a_tensor_that_the_mask_does_not_fit_is_left_out_and_counted():
         probe.batch(None)
         model(x)
     measured = probe.sites()["norm"]
-    assert (measured.calls, measured.input.rows) == (2, BATCH)
+    assert (measured.calls, measured.input.rows, measured.geometry.rows) == (2, 2 * BATCH, 2 * BATCH)
 
 
 @pytest.mark.slow
@@ -327,7 +326,7 @@ def test_a_softmax_beside_an_sdpa_call_is_ignored():
 
 
 @torch.no_grad()
-def test_query_rows_that_the_mask_does_not_fit_are_left_out():
+def test_all_query_rows_count_that_the_mask_does_not_fit():
     class Shortened(nn.Module):
         def forward(self, x):
             heads = x.unflatten(-1, (4, 4)).transpose(1, 2)
@@ -337,9 +336,6 @@ def test_query_rows_that_the_mask_does_not_fit_are_left_out():
     probe = Probed(model, x)
     with probe:
         probe.batch(MASK)
-        model(x)
-        assert probe.attentions() == ()
-        probe.batch(None)
         model(x)
     assert probe.attentions()[0].sampled_rows == BATCH * 4 * TOKENS // 2
 

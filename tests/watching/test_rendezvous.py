@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from normkit.measurement import row_counters
-from normkit.measurement.tables import Tables
-from normkit.watching import verification
+from normkit.measurement.row_counters import Tables
+from normkit.watching import rendezvous
 from normkit.watching.async_copies import AsyncCopy, Pending
 from normkit.watching.ranks import Ranks
 
@@ -18,14 +18,14 @@ CPU = torch.device("cpu")
 
 
 def test_one_process_is_verified_on_shards_one_after_the_other() -> None:
-    line = verification.verify(Ranks(), CPU)
+    line = rendezvous.verify(Ranks(), CPU)
     found = re.fullmatch(r"observer verified: 27 of 27 statistics within (\S+) of float64 on 5 uneven shards", line)
     assert found is not None
     assert 0 < float(found[1]) < 1e-12
 
 
 def test_the_shards_are_uneven_shifted_and_hold_the_hard_cases() -> None:
-    shards = verification.shards(5)
+    shards = rendezvous.shards(5)
     assert len({len(shard) for shard in shards}) == 5
     assert len(shards[1]) == 0
     assert sum(bool(shard.isnan().any()) for shard in shards) == 1
@@ -51,7 +51,7 @@ class Lost(AsyncCopy):
 
 
 def test_a_wrong_pooling_is_not_verified() -> None:
-    line = verification.verify(Doubling(), CPU)
+    line = rendezvous.verify(Doubling(), CPU)
     assert not line.startswith("observer verified")
     assert " of 27 statistics are wrong on 5 uneven shards: " in line
 
@@ -64,9 +64,9 @@ def test_a_wrong_counter_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> Non
         tables["rows"][counter.place, row_counters.ROW_SUMS.index("energy")] += 1e-6
 
     monkeypatch.setattr(row_counters.RowCounter, "add", wrong)
-    line = verification.verify(Ranks(), CPU)
+    line = rendezvous.verify(Ranks(), CPU)
     assert line.startswith("2 of 27 statistics are wrong on 5 uneven shards: share of the mean")
 
 
 def test_processes_that_do_not_answer_are_said() -> None:
-    assert verification.verify(Mute(), CPU).startswith("not verified: the 1 processes did not answer")
+    assert rendezvous.verify(Mute(), CPU).startswith("not verified: the 1 processes did not answer")

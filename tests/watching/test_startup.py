@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from normkit.watching.surveying import Arguments, insensitive, scale_invariant, surveyed, unwrapped
+from normkit.watching.startup import insensitive, scale_invariant, shortened, surveyed, unwrapped
 from normkit.watching.watcher import watch
 from small_training import Transformer, fingerprint
 
@@ -23,22 +23,19 @@ def _norms_are_examined_once() -> None:
 
 def test_a_batch_of_tokens_is_cut_to_two_rows_of_sixteen():
     tokens, mask = torch.arange(120).view(4, 30), torch.zeros(4, 30, dtype=torch.long)
-    given = Arguments(
-        args=(tokens, 3), kwargs={"attention_mask": mask, "labels": torch.zeros(4), "scale": torch.ones(2)}
-    )
-    small = given.shortened()
-    assert small.args[0].equal(tokens[:2, :16])
-    assert small.args[1] == 3
+    small = shortened({0: tokens, 1: 3, "attention_mask": mask, "labels": torch.zeros(4), "scale": torch.ones(2)})
+    assert small[0].equal(tokens[:2, :16])
+    assert small[1] == 3
     # What the mask lets through in the first tokens may be nothing.
-    assert small.kwargs["attention_mask"].equal(torch.ones(2, 16, dtype=torch.long))
-    assert small.kwargs["labels"].shape == (2,)
-    assert small.kwargs["scale"].shape == (2,)
+    assert small["attention_mask"].equal(torch.ones(2, 16, dtype=torch.long))
+    assert small["labels"].shape == (2,)
+    assert small["scale"].shape == (2,)
 
 
 def test_images_and_calls_without_tensors_are_cut_to_rows_or_not_at_all():
     images = torch.randn(5, 3, 20, 20)
-    assert Arguments(args=(images,), kwargs={}).shortened().args[0].shape == (2, 3, 20, 20)
-    assert Arguments(args=(1, "a"), kwargs={}).shortened().args == (1, "a")
+    assert shortened({0: images})[0].shape == (2, 3, 20, 20)
+    assert shortened({0: 1, 1: "a"}) == {0: 1, 1: "a"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +51,7 @@ def test_a_survey_leaves_model_and_random_numbers_as_they_were():
     model = Transformer().train()
     model.blocks[0].eval()
     before, state, numbers = fingerprint(model), torch.get_rng_state(), random.getstate()
-    arguments = Arguments(args=(torch.zeros(2, 9, dtype=torch.long),), kwargs={})
+    arguments = {0: torch.zeros(2, 9, dtype=torch.long)}
     structure = surveyed(model, arguments)
     assert fingerprint(model) == before
     assert torch.get_rng_state().equal(state)
@@ -80,7 +77,7 @@ def test_a_survey_leaves_model_and_random_numbers_as_they_were():
 def test_calls_inside_a_norm_are_not_those_of_the_module_around_it():
     """A module that normalizes queries calls the same function as the attention does for its keys."""
     model = Transformer(in_modules=True)
-    structure = surveyed(model, Arguments(args=(torch.zeros(2, 9, dtype=torch.long),), kwargs={}))
+    structure = surveyed(model, {0: torch.zeros(2, 9, dtype=torch.long)})
     layout = structure.layout(is_pooled=True)
     assert "blocks.0.attention:rms_norm" in [site.path for site in layout.sites]
     assert {"blocks.0.attention", "blocks.0.attention.q_norm"} <= set(layout.callers)
@@ -110,10 +107,10 @@ def test_the_graph_that_an_input_comes_with_is_left_to_the_training(given: Calla
 def test_autocast_does_not_hide_that_a_weight_is_doubled():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.LayerNorm(16), nn.Linear(16, 16), nn.Tanh())
-    call = Arguments(args=(torch.randn(2, 5, 16),), kwargs={})
+    call = {0: torch.randn(2, 5, 16)}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         # The casts that a first call leaves are those of the weights as they are.
-        model(*call.args)
+        model(call[0])
         assert insensitive(model, call) == {"0.weight"}
         assert torch.is_autocast_cache_enabled()
 
