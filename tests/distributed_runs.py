@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from normkit.inspection.report import page
+from normkit.inspection.report import description as page
 from normkit.inspection.result import Inspection
 from normkit.watching import rendezvous, watcher
 from normkit.watching.watcher import watch

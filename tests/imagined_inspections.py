@@ -9,21 +9,19 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import imagined_peri
 from normkit import specs
+from normkit.inspection.first_text import KeySelection, Walk, WalkStep
+from normkit.inspection.foldedness import Foldedness, NormForm, SumForm, WriterForm
 from normkit.inspection.inspecting import inspect
 from normkit.inspection.result import Inspection
-from normkit.measurement.facts import Attention, Block, ModelFacts, Site
-from normkit.measurement.quantities import (
+from normkit.measurement.facts import (
+    Attention,
     Attenuation,
-    Foldedness,
-    KeySelection,
-    NormForm,
+    Block,
+    ModelFacts,
     RowStatistics,
+    Site,
     SiteGeometry,
     Spectrum,
-    SumForm,
-    Walk,
-    WalkStep,
-    WriterForm,
 )
 from normkit.rules.finding import Check, Finding
 

@@ -17,8 +17,7 @@ from altered_norms import Altered
 from injection import Trial, summary
 from normkit import demo
 from normkit.demo.architecture import build
-from normkit.inspection.build_inspection import infer
-from normkit.inspection.result import Inspection
+from normkit.inspection.result import Inspection, infer
 from normkit.measurement.baseline import Baseline
 from normkit.study.model_parts import BatchNorm
 from planting import Plant, blocks, final, missing, norms, residual_after_norm

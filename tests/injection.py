@@ -14,8 +14,7 @@ import torch
 
 import altered_norms
 import normkit as nk
-from normkit.inspection.build_inspection import infer
-from normkit.inspection.result import Inspection
+from normkit.inspection.result import Inspection, infer
 from normkit.rules.finding import Finding
 from planting import (
     Plant,

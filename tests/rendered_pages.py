@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from normkit.inspection.report import page
+from normkit.inspection.report import description as page
 from normkit.inspection.result import Inspection
 
 

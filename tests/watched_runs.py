@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normkit.measurement.facts import Attention, Block, ModelFacts, Site
-from normkit.measurement.quantities import Attenuation, RowStatistics
+from normkit.measurement.facts import Attention, Attenuation, Block, ModelFacts, RowStatistics, Site
 from normkit.measurement.training import Parameter, Quantity, Series, Training
 from normkit.rules import Facts
 from normkit.spec import NormSpec

@@ -14,8 +14,7 @@ import normkit as nk
 from normkit import demo
 from normkit.geometry import centred_defect
 from normkit.inspection import foldedness as module
-from normkit.inspection.foldedness import foldedness
-from normkit.measurement.quantities import Foldedness, WriterForm
+from normkit.inspection.foldedness import Foldedness, WriterForm, foldedness
 from tiny_models import RECIPES, tiny
 
 

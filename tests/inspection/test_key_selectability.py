@@ -9,8 +9,8 @@ from scipy.spatial import ConvexHull
 from torch import nn
 
 from normkit.identification.tracing import trace
-from normkit.inspection import key_selectability
-from normkit.inspection.key_selectability import key_selections
+from normkit.inspection import first_text
+from normkit.inspection.first_text import key_selections
 from normkit.measurement.layout import find_blocks
 
 WIDTH, HEADS, TOKENS = 6, 3, 40
@@ -55,13 +55,15 @@ class Model(nn.Module):
 
 
 @torch.no_grad()
-def judged(model, *args, mask=None, progress=None, **kwargs):
+def judged(model, *args, mask=None, progress=None, given=None, **kwargs):
     def run():
         return model(*args, **kwargs)
 
     called = trace(model, run)
     report = progress or (lambda _done, _total: None)
-    with key_selections(model, called, find_blocks(model, called), 1, 0, mask, report) as found:
+    given = next(x for x in (given, *args, *kwargs.values()) if isinstance(x, torch.Tensor))
+    batch = {"x": given} if mask is None else {"x": given, "attention_mask": mask[None]}
+    with key_selections(model, called, find_blocks(model, called), batch, report) as found:
         run()
     return tuple(found)
 
@@ -217,13 +219,13 @@ def test_a_large_model_has_some_heads_tried_spread_over_its_calls(monkeypatch):
     model, x = Model(5), torch.randn(1, TOKENS, WIDTH)
     whole = {one.path: dict(one.heads) for one in judged(model, x)}
     # Heads of 2 features and 40 keys: room for seven in all.
-    monkeypatch.setattr(key_selectability, "_WORK", 7 * 2 * TOKENS)
+    monkeypatch.setattr(first_text, "_WORK", 7 * 2 * TOKENS)
     few = judged(model, x)
     assert [len(one.heads) for one in few] == [1, 1, 2, 1, 2]
     assert [head for head, _ in few[2].heads] == [0, 2]
     assert all(whole[one.path][head] == share for one in few for head, share in one.heads)
     # Room for less than one each: three calls of five are tried.
-    monkeypatch.setattr(key_selectability, "_WORK", 3 * 2 * TOKENS)
+    monkeypatch.setattr(first_text, "_WORK", 3 * 2 * TOKENS)
     assert [one.block for one in judged(model, x)] == [1, 3, 4]
 
 
@@ -242,17 +244,17 @@ def test_a_call_that_shows_no_keys_is_passed_over():
 
 
 def test_a_call_over_several_texts_is_passed_over():
-    assert judged(Model(), torch.randn(2, TOKENS, WIDTH)) == ()
+    x = torch.randn(2, TOKENS, WIDTH)
+    assert judged(Model(), x, given=x[:1]) == ()
 
 
 @pytest.mark.slow
 def test_one_text_of_several_is_judged_as_it_is_alone():
     model, x = Model().double(), torch.randn(3, TOKENS, WIDTH, dtype=torch.float64)
     called = trace(model, lambda: model(x))
-    with (
-        torch.no_grad(),
-        key_selections(model, called, find_blocks(model, called), 3, 1, None, lambda *_: None) as found,
-    ):
+    # The first text has no token.
+    batch = {"x": x, "attention_mask": torch.tensor([[False], [True], [True]]).expand(3, TOKENS)}
+    with torch.no_grad(), key_selections(model, called, find_blocks(model, called), batch, lambda *_: None) as found:
         model(x)
     assert tuple(found) == judged(model, x[1:2]) != judged(model, x[:1])
 

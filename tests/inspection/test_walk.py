@@ -14,14 +14,15 @@ from normkit import reference
 from normkit.identification.passport import Passport
 from normkit.identification.sites import NormSite, find_sites
 from normkit.identification.tracing import trace
-from normkit.inspection.walk import TokenRow, walk
+from normkit.inspection.first_text import TokenRow, walk
 from normkit.spec import NormSpec
 
 ROW_PRESETS = {name: spec for name, spec in PRESETS.items() if spec.axes == (-1,) and spec.groups == 1}
 
 
 def capture(model, found, run, position=10, texts=1, tokens=11):
-    listener = TokenRow(found, (texts, tokens), position)
+    counts = (torch.arange(tokens) <= position).expand(texts, tokens)
+    listener = TokenRow(found, {"input_ids": torch.zeros(texts, tokens).long(), "attention_mask": counts})
     with torch.no_grad(), listener.listening(model):
         run()
     return listener.rows()

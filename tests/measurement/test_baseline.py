@@ -16,8 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import normkit as nk
 import planted_faults as faults
 from normkit.errors import InputError
-from normkit.inspection.build_inspection import infer
-from normkit.inspection.result import Inspection
+from normkit.inspection.result import Inspection, infer
 from normkit.measurement import baseline
 from normkit.measurement.baseline import Baseline
 from normkit.measurement.intent import stock_intent

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from normkit import NormSpec, reference, specs
-from normkit.measurement.quantities import RowStatistics
+from normkit.measurement.facts import RowStatistics
+from normkit.measurement.instruments import add_gradient
 from normkit.measurement.row_counters import (
     GRADIENT_SUMS,
     RowCounter,
     TableReader,
     Tables,
-    add_gradient,
     gradient_table,
     named,
     row_mask,

@@ -12,7 +12,7 @@ from torch import nn
 from normkit.identification.passport import Passport
 from normkit.identification.sites import OtherNorm, find_sites
 from normkit.identification.tracing import trace
-from normkit.measurement.quantities import Spectrum
+from normkit.measurement.facts import Spectrum
 from normkit.measurement.weights import gain_gradient_errors, recurring_outliers, row_scatter, spectrum, ungathered
 
 INITIALISERS = (

@@ -14,7 +14,7 @@ from faulty_norms import OverAxes
 from helpers import finding_of
 from normkit.conventions.rows import CHANNELS_LAST
 from normkit.identification.passport import Passport
-from normkit.inspection.build_inspection import infer
+from normkit.inspection.result import infer
 from normkit.measurement.intent import Intent
 from normkit.rules.axes import mixed_heads, wrong_axis
 

@@ -12,7 +12,7 @@ from torch import nn
 import normkit as nk
 from faulty_norms import Gain, LlamaWithEps, MultiplyThenCast, SixteenBitStatistics
 from helpers import finding_of
-from normkit.inspection.build_inspection import infer
+from normkit.inspection.result import infer
 from normkit.rules.backend import changed_dtype, other_casts
 
 PATH = "model.layers.1.input_layernorm"

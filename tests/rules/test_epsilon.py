@@ -11,7 +11,7 @@ from torch import nn
 from faulty_norms import EpsAsClamp, EpsOfTheDtype, EpsOutside, EpsThatUnderflows, NoEps, Rescaled
 from helpers import finding_of
 from normkit import specs
-from normkit.inspection.build_inspection import infer
+from normkit.inspection.result import infer
 from normkit.rules.epsilon import misplaced_eps, wrong_eps
 from normkit.rules.rule import NotChecked
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from faulty_norms import OffsetInSixteenBits, OffsetMissed, OffsetTwice
-from normkit.inspection.build_inspection import infer
+from normkit.inspection.result import infer
 
 
 class Offset(OffsetMissed):

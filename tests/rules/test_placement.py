@@ -10,7 +10,7 @@ from torch import nn
 from transformers import GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2Model
 
-from normkit.inspection.build_inspection import infer
+from normkit.inspection.result import infer
 
 
 class ResidualAfterNorm(GPT2Block):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from normkit.measurement.quantities import Attenuation
+from normkit.measurement.facts import Attenuation
 from normkit.rules.rule import NO_RUN, NO_TRAINING, NotChecked
 from normkit.rules.stepping import no_updates, not_orthogonal, small_inputs, uncleared_gradients, uphill_updates
 from watched_runs import calm, facts, parameter, series, site, training

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from helpers import finding_of
-from normkit.inspection.build_inspection import infer
+from normkit.inspection.result import infer
 from normkit.measurement.intent import Intent
 from normkit.rules.rule import NotChecked
 from normkit.rules.values import never_loaded

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from helpers import finding_of
-from normkit.inspection.build_inspection import infer
+from normkit.inspection.result import infer
 from normkit.measurement.intent import Intent
 from normkit.measurement.patches import find_shared
 from normkit.measurement.structure import survey

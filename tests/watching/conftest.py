@@ -18,4 +18,4 @@ def _norms_are_examined_once() -> Iterator[None]:
 @pytest.fixture
 def blank_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are written, with nothing on them."""
-    monkeypatch.setattr("normkit.inspection.report.page.render", lambda *_, **__: "<html></html>")
+    monkeypatch.setattr("normkit.inspection.report.description.render", lambda *_, **__: "<html></html>")

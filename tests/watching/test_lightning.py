@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from normkit.errors import InputError
 from normkit.measurement.training import Quantity, Training
 from normkit.watching.lightning import LightningWatch
-from normkit.watching.messages import ReportFiles
+from normkit.watching.reporting import ReportFiles
 from small_training import VOCABULARY, Transformer, fingerprint
 
 pytestmark = [

@@ -11,8 +11,7 @@ from torch import Tensor
 from normkit.measurement import row_counters
 from normkit.measurement.row_counters import Tables
 from normkit.watching import rendezvous
-from normkit.watching.async_copies import AsyncCopy, Pending
-from normkit.watching.ranks import Ranks
+from normkit.watching.ranks import AsyncCopy, Pending, Ranks
 
 CPU = torch.device("cpu")
 

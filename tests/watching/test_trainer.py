@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from normkit.errors import InputError
 from normkit.measurement.training import Quantity, Training
-from normkit.watching.messages import ReportFiles
+from normkit.watching.reporting import ReportFiles
 from normkit.watching.trainer import WatchCallback
 from small_training import fingerprint
 

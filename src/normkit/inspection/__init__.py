@@ -1,10 +1,10 @@
 """`inspect`: a model and some batches in, an `Inspection` out: one measured pass, judged by the rules.
 
-result.py             the `Inspection`: frozen values with JSON out
-key_selectability.py  which keys of an attention some query could prefer to all others
-walk.py               one token's vector through one norm, stage by stage
-loss.py               the loss of the next token
-foldedness.py         how far the weights are from folded and centred
-build_inspection.py   measured facts judged by the rules; the declaration that an inspected model fits
-inspecting.py         `inspect`: composes all of the above
+inspecting.py        `inspect`: composes what is below and the measuring engine
+result.py            the `Inspection`; facts judged by the rules; the declaration that an inspected model fits
+first_text.py        one token on its way through a norm; the keys that a query could select
+foldedness.py        how far the weights are from folded and centred
+figures.py           the figures over depth
+run_figures.py       the figures of a watched run
+report/              the words, in a terminal and on a page
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,9 +15,73 @@ from normkit.checkpoint.opening import open_model
 from normkit.errors import ModelError, NormkitError
 from normkit.geometry.gauge import weightless_defect
 from normkit.identification.sites import NormSite
-from normkit.measurement.quantities import Foldedness, NormForm, SumForm, WriterForm
 from normkit.models.graph import Graph, Linear, Norm, Table
 from normkit.text import typed_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormForm:
+    """The distance of one norm from a norm whose gain and bias have been folded into its readers."""
+
+    path: str
+    """As the model names it."""
+    kind: Literal["layer", "rms"]
+    """"layer" subtracts the mean, "rms" does not; as it behaves where it was seen, else as its family has it."""
+    gain_defect: float | None
+    """Root mean square of gain - 1, the gain as it acts; None without a gain."""
+    largest_bias: float | None
+    """Largest magnitude in its bias; None without one."""
+    readers: tuple[str, ...]
+    """The linear maps that read it."""
+    reason: str
+    """Why gain and bias cannot leave it as the model is; "" where all that reads it are linear maps that may take them.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterForm:
+    """The distance of one writer from centred: a table, or weight and bias of a linear map."""
+
+    name: str
+    """Path of the map, or name of the table."""
+    share: float
+    """Share of its energy along all-ones, as `normkit.geometry.centred_defect`: 0 centred, near 1 / width at random."""
+    vectors: int
+    """Vectors of that width in it: rows of a table; inputs of a map, and 1 for its bias."""
+    row_mean: float | None
+    """Row mean of a table: root mean square over its rows of a row's mean; else None."""
+    is_centred: bool
+    """In each of its tensors that share is no more than what rounding leaves."""
+    reason: str
+    """Why it alone cannot be centred as the model is, where its sum can be; else ""."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumForm:
+    """The distance of a sum that norms read, as the residual stream, from a sum without a mean."""
+
+    name: str
+    """As its family calls it."""
+    width: int
+    """Features of a row; a random tensor has 1 / width of its energy along all-ones."""
+    writers: tuple[WriterForm, ...]
+    """The terms of the sum, without the outputs of norms."""
+    reason: str
+    """Why it cannot be centred without changing what the model computes; "" where it can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foldedness:
+    """The distance of a model from folded and from centred, from its weights alone."""
+
+    norms: tuple[NormForm, ...]
+    """In the order of the model."""
+    sums: tuple[SumForm, ...]
+    """In the order in which they are read."""
+    oddly_centred: tuple[str, ...]
+    """Tables and matrices that are centred although an RMSNorm sees their mean, while others that are added to the same
+    sum are not: what a tool leaves that centres embeddings whatever reads them."""
+
 
 # Of 1 / width, the share of a random tensor. A centred one keeps some 3e-6 of it when it is rounded to bfloat16, and
 # less in wider dtypes; a random one of 16 vectors is below this once in 10**29.

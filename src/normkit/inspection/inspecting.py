@@ -16,18 +16,15 @@ from torch.nn import functional as F
 
 from normkit.errors import InputError
 from normkit.identification.sharding import local
-from normkit.identification.sites import NormSite, chosen
-from normkit.inspection.build_inspection import facts_of, infer, judged
+from normkit.identification.sites import chosen
+from normkit.inspection.first_text import TokenRow, key_selections
 from normkit.inspection.foldedness import foldedness
-from normkit.inspection.key_selectability import key_selections
-from normkit.inspection.result import Inspection
-from normkit.inspection.walk import TokenRow, walk
+from normkit.inspection.result import Inspection, facts_of, infer, judged
 from normkit.measurement import baseline
 from normkit.measurement.baseline import Baseline
 from normkit.measurement.intent import stock_intent
 from normkit.measurement.layout import block_of
 from normkit.measurement.patches import find_shared, patches
-from normkit.measurement.quantities import Walk
 from normkit.measurement.row_leakage import find_leaks
 from normkit.measurement.running import (
     Batch,
@@ -184,17 +181,14 @@ def inspect(
         except Exception:
             few, outputs = rows(first, 0), []
             structure = survey(model, run_few, report)
-        found, blocks = structure.sites, structure.blocks
         # A wrong path is reported before the whole text is run.
-        paths = [norm.path for norm in found]
+        paths = [norm.path for norm in structure.sites]
         path = _middle_site(structure) if site is None else chosen(paths, site, name or "the model")[0]
         baseline.check_fits(declared, paths)
         tokens, padding, seen = 0, 0, set[int]()
         loss = NextTokenLoss(model, few, outputs[0])
         outputs.clear()
-        text, valid = _first_text(first)
-        walked_site = next((norm for norm in found if norm.path == path), None)
-        token = None if walked_site is None else _last_token(walked_site, first)
+        token = next((TokenRow(norm, first) for norm in structure.sites if norm.path == path), None)
         layout = structure.layout(is_pooled=False)
         with Probe(model, layout) as probe:
             for index, batch in enumerate(chain([first], stream)):
@@ -203,27 +197,25 @@ def inspect(
                 probe.batch(mask, ids)
                 with ExitStack() as first_alone:
                     if index == 0:
+                        selecting = partial(report, "selectable keys")
                         selections = first_alone.enter_context(
-                            key_selections(
-                                model,
-                                structure.called,
-                                blocks,
-                                len(first_of(first)) if first_of(first).dim() else 1,
-                                text,
-                                valid,
-                                partial(report, "selectable keys"),
-                            )
+                            key_selections(model, structure.called, structure.blocks, first, selecting)
                         )
                         if token is not None:
                             first_alone.enter_context(token.listening(model))
                     loss.add(batch, runner(model, batch)())
-                counted, left_out = _tokens(batch, mask)
-                tokens, padding = tokens + counted, padding + left_out
+                shape = (1, 1) if mask is None else mask.shape
+                if mask is None and first_of(batch).dim():
+                    # A batch of single rows has one token a row.
+                    shape = (*first_of(batch).shape, 1)[:2]
+                whole = math.prod(shape)
+                counted = whole if mask is None else int(mask.sum())
+                tokens, padding = tokens + counted, padding + whole - counted
                 if ids is not None:
                     seen |= {*(ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist()}
         measured = probe.measured(decode)
         dtypes = {each: dtype_name(entering) for each, (entering, _) in layout.dtypes.items()}
-        sites = measured.sites(structure, gain_gradient_errors(found, dtypes))
+        sites = measured.sites(structure, gain_gradient_errors(structure.sites, dtypes))
         leaks = find_leaks(model, structure, first)
     intended = stock_intent(model)
     facts = facts_of(
@@ -233,23 +225,25 @@ def inspect(
         measured.blocks(structure),
         measured.attentions(),
         name=name,
-        source=source,
-        tokens=tokens,
-        padding=padding,
-        loss=loss.value,
-        distinct=len(seen) or None,
+        text={
+            "source": source,
+            "tokens": tokens,
+            "padding": padding,
+            "loss": loss.value,
+            "distinct": len(seen) or None,
+        },
         intent=intended,
         baseline=declared,
         leaks=leaks,
         shared=find_shared(model, structure),
-        patches=patches(model, dict.fromkeys((*(norm.path for norm in found), *(intended.specs if intended else ())))),
+        patches=patches(model, dict.fromkeys((*paths, *(intended.specs if intended else ())))),
         row_scatter=row_scatter(model),
         broken=_broken(model),
     )
-    form, unknown = foldedness(model, found)
+    form, unknown = foldedness(model, structure.sites)
     inspection = judged(
         facts,
-        walk=_walk(token, first, decode),
+        walk=None if token is None else token.walk(decode),
         selections=tuple(selections),
         foldedness=form,
         foldedness_unknown=unknown,
@@ -257,24 +251,6 @@ def inspect(
     if unwritten is not None:
         baseline.write(infer(inspection, facts.intent, source=unwritten.name), unwritten)
     return inspection
-
-
-def _first_text(batch: Batch) -> tuple[int, Tensor | None]:
-    """The batch's first row that has a token, and its token mask (T,) or None where all of them count."""
-    mask = token_mask(batch)
-    index = 0 if mask is None else int(mask.any(-1).byte().argmax())
-    return index, None if mask is None or bool(mask[index].all()) else mask[index]
-
-
-def _tokens(batch: Batch, mask: Tensor | None) -> tuple[int, int]:
-    """Tokens that count, and tokens that are padding."""
-    if mask is not None:
-        counted = int(mask.sum())
-        return counted, mask.numel() - counted
-    first = first_of(batch)
-    if not first.dim():
-        return 1, 0
-    return first.shape[0] * (first.shape[1] if first.dim() > 1 else 1), 0
 
 
 def _broken(model: nn.Module) -> tuple[tuple[str, int], ...]:
@@ -294,26 +270,6 @@ def _broken(model: nn.Module) -> tuple[tuple[str, int], ...]:
         if count := int((~mine.isfinite() if is_parameter else mine.isnan()).sum()):
             found.append((name, count))
     return tuple(found)
-
-
-def _last_token(site: NormSite, batch: Batch) -> TokenRow | None:
-    """Listens to a norm for the last token of the first row; None for a batch without tokens."""
-    shape = first_of(batch).shape
-    if len(shape) < 2:
-        return None
-    mask = token_mask(batch)
-    position = int(mask[0].nonzero()[-1]) if mask is not None and mask[0].any() else shape[1] - 1
-    return TokenRow(site, (shape[0], shape[1]), position)
-
-
-def _walk(token: TokenRow | None, batch: Batch, decode: Callable[[int], str] | None) -> Walk | None:
-    """The captured token through its norm, step by step."""
-    captured = None if token is None else token.rows()
-    if token is None or captured is None:
-        return None
-    ids = token_ids(batch)
-    text = decode(int(ids[0, token.position])) if decode is not None and ids is not None else ""
-    return walk(token.site, *captured, token=text, position=token.position)
 
 
 def _middle_site(structure: Structure) -> str | None:

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from normkit import rules
 from normkit.files import write_text
-from normkit.measurement.facts import Attention, Block, ModelFacts, Site
-from normkit.measurement.quantities import Foldedness, KeySelection, Walk
+from normkit.inspection.first_text import KeySelection, Walk
+from normkit.inspection.foldedness import Foldedness
+from normkit.measurement.baseline import Baseline, DeclaredNorm, Values
+from normkit.measurement.facts import Attention, Block, ModelFacts, Placement, Site
+from normkit.measurement.intent import Intent
+from normkit.measurement.structure import Structure
 from normkit.measurement.training import Training
+from normkit.measurement.weights import recurring_outliers, ungathered
 from normkit.rules.finding import Check, Finding, Severity
 from normkit.spec import NormSpec
+from normkit.text import dtype_name
 
 SCHEMA_VERSION = 1
 
@@ -39,7 +49,7 @@ class Inspection:
     """Path of the norm between the last block and the readers of the stream, or None."""
     recurring_outliers: tuple[tuple[int, tuple[str, ...]], ...]
     """Pairs (feature index, paths) of gain outliers seen at the same index of several sites."""
-    walk: Walk | None
+    walk: Walk | None = None
     """One token's way through a norm, or None."""
     findings: tuple[Finding, ...]
     """Worst first."""
@@ -73,27 +83,143 @@ class Inspection:
         Raises:
             InputError: If it cannot be written there.
         """
-        from normkit.inspection.report import page
+        from normkit.inspection.report import description
 
-        return write_text(Path(path), page.render(self))
+        return write_text(Path(path), description.render(self))
 
     def _repr_html_(self) -> str:
         """The report in an isolated frame, for notebooks."""
-        from normkit.inspection.report import page
+        from normkit.inspection.report import description
 
-        return page.frame(self)
+        return description.frame(self)
 
 
 def plain(value: object) -> object:
     """Dataclasses as dictionaries, tuples as lists, NaN and infinity as strings: what JSON can hold."""
-    if isinstance(value, NormSpec):
-        return {"formula": str(value), **value.to_json()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: plain(member) for key, member in value.items()}
+    # Most values are numbers and words.
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, (tuple, list)):
         return [plain(member) for member in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+    if isinstance(value, NormSpec):
+        return {"formula": str(value), **value.to_json()}
+    if isinstance(value, Mapping):
+        return {key: plain(member) for key, member in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return value
+
+
+def judged(facts: rules.Facts, **others: Any) -> Inspection:
+    """The inspection of a model of which these facts were measured; the others are fields of `Inspection`."""
+    findings, checks = rules.check(facts)
+    others_found = [(each.path, each.reason) for each in facts.others]
+    handwritten = [(each.path, each.reason) for each in facts.handwritten]
+    return Inspection(
+        model=facts.model,
+        sites=facts.sites,
+        blocks=facts.blocks,
+        attentions=facts.attentions,
+        final_norm=facts.final_norm,
+        recurring_outliers=recurring_outliers({site.path: site.gain for site in facts.sites if site.gain is not None}),
+        findings=findings,
+        checks=checks,
+        unrecognised=(*others_found, *handwritten),
+        training=facts.training,
+        **others,
+    )
+
+
+def facts_of(
+    model: nn.Module,
+    structure: Structure | None,
+    sites: tuple[Site, ...],
+    blocks: tuple[Block, ...],
+    attentions: tuple[Attention, ...],
+    *,
+    name: str,
+    text: Mapping[str, Any],
+    **known: Any,
+) -> rules.Facts:
+    """The facts of a model, of a text or of a run, for the rules.
+
+    Args:
+        model: The model.
+        structure: Its structure, or None if it could not be found.
+        sites: Its norms as they were measured; likewise `blocks` and `attentions`.
+        blocks: Its blocks.
+        attentions: Its attention calls.
+        name: Its name; its class by default.
+        text: The fields of `ModelFacts` that tell of the input.
+        known: Other fields of `rules.Facts`.
+    """
+    dtypes = Counter(dtype_name(parameter.dtype) for parameter in model.parameters())
+    if structure is not None:
+        known |= {
+            "final_norm": structure.final_norm,
+            "passports": {site.path: site.passport for site in structure.sites},
+            "others": structure.others,
+            "ungathered": ungathered(model, structure.others),
+            "handwritten": structure.handwritten,
+            "called": frozenset(call.path for call in structure.called.modules),
+            "unread": structure.unread,
+            "constant": structure.constant,
+            "input_hooks": structure.input_hooks,
+        }
+    facts = ModelFacts(
+        name=name or type(model).__name__,
+        class_name=type(model).__name__,
+        architecture=str(getattr(getattr(model, "config", None), "model_type", "")),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        dtype=dtypes.most_common(1)[0][0] if dtypes else "none",
+        width=blocks[0].stream_in.features if blocks else max((site.input.features for site in sites), default=0),
+        **text,
+    )
+    of_parts = {"sites": sites, "blocks": blocks, "attentions": attentions}
+    return rules.Facts(model=facts, **{"final_norm": None, **of_parts, **known})
+
+
+def infer(inspection: Inspection, intent: Intent | None = None, *, source: str = "") -> Baseline:
+    """The declaration that an inspected model fits: every norm is meant to do what it was seen to do.
+
+    Where the stock class of its config computes something else, that is what is meant; so is a residual taken before
+    the norm, unless the stock class takes it after.
+
+    Args:
+        inspection: The inspection of the model.
+        intent: The formulas of its stock class, or None.
+        source: The name of the file it goes to.
+    """
+    stock: Collection[str] = () if intent is None else intent.stock
+    norms = {}
+    for site in inspection.sites:
+        spec, features, factor = site.spec, site.input.features, site.factor
+        if intent is not None and (meant := intent.specs.get(site.path)) is not None:
+            # The stock norm was identified on one row: only the model in action shows along which axes it works.
+            spec = meant.replace(**spec.rows.conventions()) if site.path in stock else meant
+            features = intent.features.get(site.path, features)
+            factor = factor if site.path in stock else 1.0
+        norms[site.path] = DeclaredNorm(
+            spec=spec,
+            role=site.role,
+            features=features,
+            calls=site.forward_calls,
+            dtype=site.dtype,
+            output_dtype=site.output_dtype,
+            factor=factor,
+            gain=Values.of(site.gain),
+            bias=Values.of(site.bias),
+        )
+    placements: dict[str, Placement] = {
+        block.path: "pre" if block.placement == "residual-after-norm" and block.path not in stock else block.placement
+        for block in inspection.blocks
+    }
+    return Baseline(
+        source=source,
+        norms=norms,
+        placements=placements,
+        final_norm=inspection.final_norm,
+        others=tuple(path for path, _ in inspection.unrecognised),
+    )

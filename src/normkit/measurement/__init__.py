@@ -1,6 +1,6 @@
 """The measuring engine: what a model's norms, blocks and attention do, seen from hooks, in a text or in a training.
 
-facts.py, quantities.py, training.py  what is measured, as frozen values
+facts.py, training.py  what is measured, as frozen values
 running.py         runs a model on batches in evaluation mode
 texts.py           windows of a text, or token ids at random, for a model from a folder
 hooks.py           the only hooks: a listener is told of every call of a norm, a block or attention

@@ -15,8 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 from normkit import files
 from normkit.errors import InputError, SpecError
-from normkit.measurement.facts import Placement, Role
-from normkit.measurement.quantities import Spectrum
+from normkit.measurement.facts import Placement, Role, Spectrum
 from normkit.spec import NormSpec
 
 _SCHEMA = 1

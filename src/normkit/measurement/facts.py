@@ -1,6 +1,6 @@
-"""What is measured of a model: its norms, its blocks, its attention, the model as a whole.
+"""What is measured of a model: its norms, its blocks, its attention, the model as a whole, and the parts of these.
 
-Frozen values with numbers of Python, never a tensor; `normkit.measurement.quantities` holds the parts they are made of.
+Frozen values with numbers of Python, never a tensor.
 """
 
 from __future__ import annotations
@@ -10,11 +10,132 @@ from dataclasses import dataclass
 from typing import Literal
 
 from normkit.conventions.eps import eps_in
-from normkit.measurement.quantities import Attenuation, Peak, RowStatistics, SiteGeometry, Spectrum
 from normkit.spec import NormSpec
 
 Role = Literal["pre", "post", "output", "query-key", "embedding", "final", "unknown"]
 Placement = Literal["pre", "post", "peri", "output-only", "none", "residual-after-norm", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowStatistics:
+    """Streaming statistics over the rows of one tensor; masked rows never enter."""
+
+    rows: int
+    """Rows counted."""
+    features: int
+    """Features a row, n."""
+    rms_min: float
+    """Smallest root mean square of a row."""
+    rms_quantiles: tuple[float, float, float]
+    """5 %, 50 % and 95 % quantile of the rows' rms, read off the histogram (to 1/8 octave)."""
+    rms_max: float
+    """Largest rms of a row."""
+    histogram: tuple[tuple[int, int], ...]
+    """Pairs (bin, count); a row of rms r falls into bin floor(8 log2 r); zero rows are left out."""
+    zero_rows: int
+    """Rows that are exactly 0."""
+    mean_energy: float
+    """Mean over rows of n mean(x)**2 / |x|**2, the share of energy along the all-ones direction."""
+    angle_to_ones: float
+    """Mean over rows of the angle between x and the all-ones direction, in degrees, 0 to 180."""
+    absmax: float
+    """Largest magnitude of an element."""
+    nonfinite: int
+    """Rows that hold NaN or infinity, or whose mean square leaves the range of float32; they enter nothing else."""
+    kurtosis: float = math.nan
+    """Mean over rows of E[(x - mean)^4] / var^2, 3 for Gaussian rows; NaN where it was not measured."""
+
+    @property
+    def rms_median(self) -> float:
+        """The median row's root mean square."""
+        return self.rms_quantiles[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The element of largest magnitude in a stream (B, T, n); of equal ones the first."""
+
+    value: float
+    """The element, with its sign."""
+    feature: int
+    """Its index along the features."""
+    position: int
+    """Position of its token in its text."""
+    token: str = ""
+    """The token as text; "" if it is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attenuation:
+    """The effect of eps on the rows of one site: a = |y| with eps over |y| without, 1 if eps does nothing.
+
+    For eps inside the root a = sqrt(v / (v + eps)), outside sqrt(v) / (sqrt(v) + eps), clamp min(1, sqrt(v) / eps).
+    """
+
+    median: float
+    """Median of a over the rows."""
+    smallest: float
+    """Smallest of a over the rows."""
+    share_below_99: float
+    """Share of rows with a < 0.99."""
+    share_below_90: float
+    """Share of rows with a < 0.9."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectrum:
+    """The entries of one gain (as it acts, its offset added) or bias."""
+
+    size: int
+    """Number of entries."""
+    mean: float
+    """Mean of the entries."""
+    quantiles: tuple[float, float, float, float, float, float, float]
+    """0, 5, 25, 50, 75, 95 and 100 % quantile of the entries."""
+    negative: float
+    """Share of entries below 0."""
+    at_initialisation: bool
+    """Every entry is exactly 1 (gain) or 0 (bias)."""
+    nonfinite: int
+    """Entries that are NaN or infinite."""
+    outliers: tuple[tuple[int, float], ...]
+    """Pairs (index, value) of entries far from the median (more than 6 robust standard deviations)."""
+    digest: str = ""
+    """Digest of the entries in float32, in their order: two that agree are the same numbers; "" where not taken."""
+    members: str = ""
+    """Digest of the sorted magnitudes: it stays if entries change places or signs."""
+    distinct: int = 0
+    """Number of different finite values; 0 if they were not counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteGeometry:
+    """The effect of one norm on a sample of its rows, and the shape that its gain gives their image."""
+
+    rows: int
+    """Rows sampled, spread evenly over each batch; those of padding and those without a direction (zero or not finite,
+    before or after) never enter."""
+    rotation: tuple[float, float, float]
+    """5 %, 50 % and 95 % quantile of the angle between input and output, in degrees."""
+    rotation_without_affine: tuple[float, float, float]
+    """The same for the normalized row before gain and bias: the turn by centring alone."""
+    spread_in: float
+    """Longest over shortest row (95 % over 5 % quantile) of the input."""
+    spread_out: float
+    """The same ratio of the output."""
+    dimension: int | None
+    """Dimension of the image at eps = 0, with vanishing gains as 0; None where it is no single ellipsoid (rows in
+    groups, heads with gains of their own, a mean that counts on one side of the fraction bar only)."""
+    semi_axes: tuple[float, float, float] | None
+    """Smallest, median and largest semi-axis of that image over sqrt(n); None likewise."""
+    vanishing_gains: int
+    """Entries of the gain that are 0 or as good as (2**-24 of the largest, or less): their features leave as the bias
+    alone."""
+
+    @property
+    def elongation(self) -> float:
+        """Longest over shortest semi-axis of the image; NaN where there is no image."""
+        return math.nan if self.semi_axes is None else self.semi_axes[2] / self.semi_axes[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ left: whether an element of each norm's and block's output is NaN or infinite.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ from normkit.measurement.attention import (
 )
 from normkit.measurement.hooks import Failures, Hook, Hooks, Listener
 from normkit.measurement.layout import BlockCall, Layout
-from normkit.measurement.row_counters import RowCounter, Tables, add_gradient
+from normkit.measurement.row_counters import RowCounter, Tables
 from normkit.ops import counting
 
 # On, off, and either of them in evaluation and for shapes that change.
@@ -221,6 +222,17 @@ class Instruments(Counts):
             return None
         table = self.tables["activation gradients"][line]
         return gradient_counted(y, table, lambda body, *args: self.failures.run("gradients", body, *args))
+
+
+def add_gradient(table: Tensor, gradient: Tensor) -> None:
+    """Count the rows of the loss's gradient with respect to an activation into one line of `gradient_table`."""
+    given = gradient.detach()
+    given = given if given.dtype == torch.float64 else given.float()
+    squares = torch.linalg.vector_norm(given, dim=-1).to(table.dtype).square()
+    # NaN is not less than infinity.
+    finite = squares < math.inf
+    rows, total = finite.sum(), torch.where(finite, squares, 0.0).sum() / gradient.shape[-1]
+    table.add_(torch.stack([rows, total, squares.numel() - rows]))
 
 
 class _GradientCounter(torch.autograd.Function):

@@ -13,8 +13,7 @@ from torch import nn
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import FunctionCall, ModuleCall, Trace
 from normkit.measurement.attention import attention_at, head_tables
-from normkit.measurement.facts import Attention, Block, Site
-from normkit.measurement.quantities import Peak
+from normkit.measurement.facts import Attention, Block, Peak, Site
 from normkit.measurement.row_counters import RowCounter, Table, TableReader, gradient_table, row_tables
 from normkit.measurement.weights import spectrum
 from normkit.reference import HALF

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from normkit.conventions.eps import eps_in
-from normkit.measurement.quantities import Attenuation, RowStatistics
+from normkit.measurement.facts import Attenuation, RowStatistics
 from normkit.ops import counting
 from normkit.spec import NormSpec
 
@@ -48,11 +48,6 @@ class Table:
     shape: tuple[int, ...]
     keeps_largest: bool = False
     """Two tables are merged by keeping the larger entries; otherwise they are added."""
-
-    @property
-    def size(self) -> int:
-        """Number of entries."""
-        return math.prod(self.shape)
 
     @property
     def empty(self) -> float:
@@ -93,25 +88,25 @@ class Tables:
 
     def part(self, vector: Tensor, name: str) -> Tensor:
         """One table within a packed vector, to be written to in place."""
-        return self.stacked(vector[None])[name][0]
+        return self.unpacked(vector)[name]
 
     def stacked(self, vectors: Tensor) -> Mapping[str, Tensor]:
         """The tables within several packed vectors, (vectors, *shape) each, to be written to in place."""
         found, start = {}, 0
         for table in self.layout:
-            found[table.name] = vectors[:, start : start + table.size].view(len(vectors), *table.shape)
-            start += table.size
+            end = start + math.prod(table.shape)
+            found[table.name] = vectors[:, start:end].view(len(vectors), *table.shape)
+            start = end
         return found
 
     def merged(self, vectors: Tensor) -> Tensor:
         """Several packed vectors, (vectors, entries), as one: sums added, of the other tables the largest kept."""
-        sums = sum(table.size for table in self.layout if not table.keeps_largest)
+        sums = sum(math.prod(table.shape) for table in self.layout if not table.keeps_largest)
         return torch.cat([vectors[:, :sums].sum(0), vectors[:, sums:].amax(0)])
 
     def unpacked(self, vector: Tensor) -> Mapping[str, Tensor]:
         """The tables that a vector holds, by name."""
-        parts = torch.split(vector, [table.size for table in self.layout])
-        return {table.name: part.reshape(table.shape) for table, part in zip(self.layout, parts, strict=True)}
+        return {name: table[0] for name, table in self.stacked(vector[None]).items()}
 
     def read(self) -> Mapping[str, Tensor]:
         """The tables as they are, by name, in float64 on the CPU."""
@@ -264,17 +259,6 @@ class RowCounter:
         bins.index_add_(0, _bin(ratio), (root > 0).to(root.dtype))
         below = torch.stack([(ratio < placement.ratio_at(share)).sum() for share in (0.99, 0.9)])
         tables["rows"][self.place, ROW_SUMS.index("below_99") :].add_(below)
-
-
-def add_gradient(table: Tensor, gradient: Tensor) -> None:
-    """Count the rows of the loss's gradient with respect to an activation into one line of `gradient_table`."""
-    given = gradient.detach()
-    given = given if given.dtype == torch.float64 else given.float()
-    squares = torch.linalg.vector_norm(given, dim=-1).to(table.dtype).square()
-    # NaN is not less than infinity.
-    finite = squares < math.inf
-    rows, total = finite.sum(), torch.where(finite, squares, 0.0).sum() / gradient.shape[-1]
-    table.add_(torch.stack([rows, total, squares.numel() - rows]))
 
 
 def named(values: Tensor, names: tuple[str, ...]) -> Mapping[str, float]:

@@ -24,10 +24,10 @@ from normkit.geometry.image import image_of
 from normkit.identification.passport import Passport
 from normkit.identification.sites import NormSite
 from normkit.measurement.attention import QueriesAndKeys, Selection, select
+from normkit.measurement.facts import Peak, SiteGeometry
 from normkit.measurement.hooks import observed
 from normkit.measurement.instruments import Counts
 from normkit.measurement.layout import BlockCall, Layout, MeasuredStep
-from normkit.measurement.quantities import Peak, SiteGeometry
 from normkit.measurement.row_counters import ROW_PEAKS, TableReader, Tables, row_mask
 from normkit.spec import NormSpec
 from normkit.units import Exact

@@ -16,7 +16,7 @@ from normkit.errors import NormkitError
 from normkit.geometry.features import outlier_indices, recurring_indices
 from normkit.identification.sites import NormSite, OtherNorm
 from normkit.identification.specimen import Specimen, UnrecognisedError
-from normkit.measurement.quantities import Spectrum
+from normkit.measurement.facts import Spectrum
 from normkit.reference import HALF
 
 _SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from normkit.measurement.attention import SATURATED
-from normkit.measurement.facts import Block
-from normkit.measurement.quantities import RowStatistics
+from normkit.measurement.facts import Block, RowStatistics
 from normkit.rules.facts import Facts
 from normkit.rules.rule import CAUSES, WRONG_NORMS, Hit, NotChecked, Outcome, Rule, evidence_lines
 from normkit.text import counted, percent

@@ -14,10 +14,9 @@ from normkit.identification.passport import Passport, Reading
 from normkit.identification.sites import OtherNorm
 from normkit.measurement.baseline import Baseline, DeclaredNorm
 from normkit.measurement.effects import HandwrittenNorm
-from normkit.measurement.facts import Attention, Block, ModelFacts, Site
+from normkit.measurement.facts import Attention, Block, ModelFacts, Site, Spectrum
 from normkit.measurement.intent import Intent
 from normkit.measurement.patches import InputHook, Patch, Sharing
-from normkit.measurement.quantities import Spectrum
 from normkit.measurement.row_leakage import Leak
 from normkit.measurement.training import Training
 from normkit.spec import NormSpec

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from normkit.conventions.gain import Gain
-from normkit.measurement.facts import Site
-from normkit.measurement.quantities import Spectrum
+from normkit.measurement.facts import Site, Spectrum
 from normkit.rules.facts import Facts, is_constant
 from normkit.rules.finding import Severity
 from normkit.rules.meant import fields_of, is_open, undecided

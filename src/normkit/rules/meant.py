@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from normkit.identification.passport import CONVENTIONS, Passport
-from normkit.measurement.facts import Site
-from normkit.measurement.quantities import Spectrum
+from normkit.measurement.facts import Site, Spectrum
 from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
 from normkit.rules.rule import NO_INTENT, Case, NotChecked, Outcome, Rule, hit, worst

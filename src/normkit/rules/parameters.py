@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from normkit.measurement.facts import Site
-from normkit.measurement.quantities import Spectrum
+from normkit.measurement.facts import Site, Spectrum
 from normkit.measurement.training import Parameter, Training
 from normkit.rules.facts import Facts, is_constant
 from normkit.rules.finding import Severity

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 
-from normkit.measurement.quantities import RowStatistics
+from normkit.measurement.facts import RowStatistics
 from normkit.measurement.training import Quantity, Training
 from normkit.rules.facts import Facts, Subject
 from normkit.rules.finding import Severity

@@ -161,7 +161,7 @@ def printable(part: T) -> T:
     if isinstance(part, Markup):
         return part
     if isinstance(part, str):
-        return cast(T, "".join(map(_visible, part)))
+        return part if part.isprintable() else cast(T, "".join(map(_visible, part)))
     if isinstance(part, tuple):
         return cast(T, tuple(printable(member) for member in part))
     if dataclasses.is_dataclass(part) and not isinstance(part, type) and not isinstance(part, NormSpec):

@@ -1,6 +1,5 @@
 """A model watched while it trains: measured in the step, judged beside it, and explained when it breaks.
 
-async_copies.py      copies of tables to the host that no step waits for
 inputs.py            statistics of the batches and labels
 parameters.py        what each parameter is, sums of squares, and how far it moves
 loop.py              checks how the training loop uses complete gradients
@@ -12,8 +11,7 @@ change_tracker.py    updates, changes from outside, norms and blocks that stop
 time_series.py       series over the steps, and whether something broke
 onset.py             where it began
 answers.py           the five questions
-build_inspection.py  from all that to an `Inspection`
-messages.py          what is said, each thing once, and the files
+reporting.py         from all that to an `Inspection`; what is said, each thing once, and the files
 watcher.py           `watch`: composes all of the above
 trainer.py           the watch as a callback of `transformers.Trainer`
 lightning.py         the watch as a callback of Lightning

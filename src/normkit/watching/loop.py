@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.identification.sharding import local
 from normkit.measurement.hooks import Failures
 from normkit.measurement.row_counters import widest_dtype
-from normkit.watching.parameters import WatchedParameter, sums_of_squares
+from normkit.watching.parameters import WatchedParameter, sample, sums_of_squares
 
 LOOP = ("complete", "used", "left", "along", "moved")
 """On a sample of the gradients: sums of squares when they were complete and as an optimizer got them; the inner product
@@ -67,9 +66,8 @@ class LoopRecorder:
         failures: Failures,
         stepped: Callable[[], None],
     ) -> None:
-        self._optimizers = [each for each in optimizers if hasattr(each, "register_step_post_hook")]
-        if len(self._optimizers) > _MOST_OPTIMIZERS:
-            self._optimizers = []
+        hooked = [each for each in optimizers if hasattr(each, "register_step_post_hook")]
+        self._optimizers = hooked if len(hooked) <= _MOST_OPTIMIZERS else []
         self.can_tell = bool(self._optimizers)
         """Whether steps of optimizers are seen."""
         self._all, self._device, self._failures, self._stepped = tuple(optimizers), device, failures, stepped
@@ -96,9 +94,17 @@ class LoopRecorder:
 
     def install(self) -> None:
         """Put the hooks in."""
+
+        def guarded(body: Callable[..., None]) -> Callable[..., None]:
+            def hook(*args: object) -> None:
+                if not torch.compiler.is_compiling():
+                    self._failures.run("the loop", body, *args)
+
+            return hook
+
         for each in self._optimizers:
-            self._handles.append(each.register_step_pre_hook(self._before))
-            self._handles.append(each.register_step_post_hook(self._after))
+            self._handles.append(each.register_step_pre_hook(guarded(self._compare)))
+            self._handles.append(each.register_step_post_hook(guarded(self._count)))
 
     def remove(self) -> None:
         """Take them out."""
@@ -116,7 +122,7 @@ class LoopRecorder:
         self._used, self._left = {}, None
         # Loops set the rate of a step before it; the rate that an optimizer had in its step replaces this one.
         self._rate = max(learning_rates(self._all), default=math.nan)
-        found = sums_of_squares(_samples([each.tensor.grad for each in self._parameters]), self._device)
+        found = sums_of_squares(_gradients(self._parameters), self._device)
         self._complete = found if unit is None else torch.where(found < 0, found, found / unit[self._chosen].square())
 
     def finished(self) -> Tensor:
@@ -134,7 +140,7 @@ class LoopRecorder:
             return
         found = []
         for parameters, used, _ in self._used.values():
-            now = self._joined(_samples([each.tensor.grad for each in parameters]))
+            now = self._joined(_gradients(parameters))
             if now.shape == used.shape:
                 found.append(now @ used)
         self._left = torch.stack(found).sum() if found else torch.zeros((), dtype=self._kind, device=self._device)
@@ -156,36 +162,28 @@ class LoopRecorder:
             return True if self._steps_taken else None
         return step not in self._skipped
 
-    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if not torch.compiler.is_compiling():
-            self._failures.run("the loop", self._compare, optimizer)
-
-    def _compare(self, optimizer: torch.optim.Optimizer) -> None:
+    def _compare(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         places = self._places.get(id(optimizer))
         # Where the backward pass runs within the optimizer's step, the gradients are not complete yet.
         if self._complete is None or places is None:
             return
         parameters = [self._parameters[place] for place in self._of[id(optimizer)]]
-        gradients = _samples([one.tensor.grad for one in parameters])
+        gradients = _gradients(parameters)
         used, complete = sums_of_squares(gradients, self._device), self._complete[places]
         known = (used >= 0) & (complete >= 0)
         sums = [torch.where(known, values, 0.0).sum() for values in (complete, used)]
         self._sums.append(torch.stack([*sums, *(sums[0].new_zeros(()),) * (len(LOOP) - len(sums))]))
         parameters = [one for one, each in zip(parameters, gradients, strict=True) if each is not None]
-        before = self._joined(_samples([one.tensor for one in parameters]))
+        before = self._joined([sample(one.tensor, _ELEMENTS) for one in parameters])
         self._used[id(optimizer)] = parameters, self._joined(gradients), before
 
-    def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if not torch.compiler.is_compiling():
-            self._failures.run("the loop", self._count, optimizer)
-
-    def _count(self, optimizer: torch.optim.Optimizer) -> None:
+    def _count(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         rates = learning_rates((optimizer,))
         self._rate = max(rates if not self._steps_taken else (self._rate, *rates), default=math.nan)
         self._steps_taken += 1
         if (kept := self._used.get(id(optimizer))) is not None:
             parameters, used, before = kept
-            after = self._joined(_samples([one.tensor for one in parameters]))
+            after = self._joined([sample(one.tensor, _ELEMENTS) for one in parameters])
             if after.shape == before.shape == used.shape:
                 moved = after - before
                 self._sums[-1][LOOP.index("along") :] = torch.stack([moved @ used, moved @ moved])
@@ -194,13 +192,7 @@ class LoopRecorder:
         self._stepped()
 
 
-def _samples(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Up to 256 elements of each tensor, as views; None for sparse ones."""
-    samples: list[Tensor | None] = []
-    for each in tensors:
-        if each is None or each.layout is not torch.strided:
-            samples.append(None)
-            continue
-        flat = local(each).detach().flatten()
-        samples.append(flat[:: max(1, math.ceil(flat.numel() / _ELEMENTS))])
-    return samples
+def _gradients(parameters: Sequence[WatchedParameter]) -> list[Tensor | None]:
+    """A sample of each parameter's gradient; None without one, and for sparse ones."""
+    gradients = [parameter.tensor.grad for parameter in parameters]
+    return [None if each is None or each.layout is not torch.strided else sample(each, _ELEMENTS) for each in gradients]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +38,12 @@ MOVES = ("moved", "before", "outside", "left")
 """Sums of squares over a parameter's sample: of what a step changed and of the values before that step; of what changed
 between the optimizer's last step and this one and of the values that the optimizer had left."""
 
-_ELEMENTS = 1024
 
-
-def sample(tensor: Tensor) -> Tensor:
-    """Up to 1024 elements of the part that this process holds, spread evenly, as a view."""
-    flat = local(tensor).detach().flatten()
-    return flat[:: max(1, math.ceil(flat.numel() / _ELEMENTS))]
+def sample(tensor: Tensor, count: int = 1024) -> Tensor:
+    """Up to so many elements of the part that this process holds, spread evenly, as a view where that is possible."""
+    held = local(tensor).detach()
+    flat = (torch.view_as_real(held) if held.is_complex() else held).flatten()
+    return flat[:: max(1, math.ceil(flat.numel() / count))]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,7 +81,10 @@ def watched_parameters(
         for tensor in group["params"]
     }
     owners = {id(tensor): module for module in model.modules() for tensor in module.parameters(recurse=False)}
-    output = _output_weight(model)
+    # The weight that makes the logits, of a model of transformers.
+    find, output = getattr(model, "get_output_embeddings", None), None
+    with suppress(AttributeError, NotImplementedError):
+        output = getattr(find(), "weight", None) if find is not None else None
     found = []
     for path, tensor in model.named_parameters():
         if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -127,15 +130,6 @@ def norm_parameters(structure: Structure) -> dict[int, tuple[str, ParameterKind]
     return found
 
 
-def _output_weight(model: nn.Module) -> Tensor | None:
-    """The weight that makes the logits, of a model of transformers."""
-    find = getattr(model, "get_output_embeddings", None)
-    try:
-        return getattr(find(), "weight", None) if find is not None else None
-    except (AttributeError, NotImplementedError):
-        return None
-
-
 def sums_of_squares(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor:
     """Sum of squares of each tensor, in float64; -1 for None.
 
@@ -145,11 +139,25 @@ def sums_of_squares(tensors: Sequence[Tensor | None], device: torch.device) -> T
     """
     kind = widest_dtype(device)
     held = [tensor for tensor in tensors if tensor is not None]
-    if len(held) == len(tensors) and all(_is_usual(tensor, device) for tensor in held):
+    is_usual = all(
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.dtype is torch.float32
+        and tensor.layout is torch.strided
+        and tensor.device == device
+        for tensor in held
+    )
+    if len(held) == len(tensors) and is_usual:
         norms: Sequence[Tensor] = torch._foreach_norm(held, 2) if held else (torch.zeros(0, device=device),)
         return torch.stack(tuple(norms)).detach().flatten().to(kind).square()
     found = torch.full((len(tensors),), -1.0, dtype=kind, device=device)
-    given = {place: _dense(local(tensor).detach()) for place, tensor in enumerate(tensors) if tensor is not None}
+    given = {}
+    for place, tensor in enumerate(tensors):
+        if tensor is not None:
+            # The entries that a tensor has, as real numbers.
+            one = local(tensor).detach()
+            if one.layout is not torch.strided:
+                one = one.coalesce().values() if one.layout is torch.sparse_coo else one.to_dense()
+            given[place] = torch.view_as_real(one) if one.is_complex() else one
     for is_wide, dtype in ((False, torch.float32), (True, torch.float64)):
         places = [place for place, tensor in given.items() if (tensor.dtype == torch.float64) == is_wide]
         if places:
@@ -157,22 +165,6 @@ def sums_of_squares(tensors: Sequence[Tensor | None], device: torch.device) -> T
             lengths = torch.stack([norm.to(device) for norm in norms]).to(kind)
             found[torch.tensor(places, device=device)] = lengths.square()
     return found
-
-
-def _is_usual(tensor: Tensor, device: torch.device) -> bool:
-    return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.dtype is torch.float32
-        and tensor.layout is torch.strided
-        and tensor.device == device
-    )
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """The entries that a tensor has, as real numbers."""
-    if tensor.layout is not torch.strided:
-        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.to_dense()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class UpdateSampler:
@@ -224,18 +216,16 @@ class UpdateSampler:
         """One vector for each device and width of numbers."""
         parts: dict[tuple[torch.device, bool], list[tuple[int, Tensor]]] = {}
         for index, parameter in enumerate(self._parameters):
-            held = local(parameter).detach()
-            flat = (torch.view_as_real(held) if held.is_complex() else held).flatten()
-            sample = flat[:: max(1, math.ceil(flat.numel() / _ELEMENTS))]
-            parts.setdefault((sample.device, sample.dtype == torch.float64), []).append((index, sample))
-        sizes = [len(sample) for found in parts.values() for _, sample in found]
+            taken = sample(parameter)
+            parts.setdefault((taken.device, taken.dtype == torch.float64), []).append((index, taken))
+        sizes = [len(taken) for found in parts.values() for _, taken in found]
         if sizes != self._sizes:
             # A parameter of another size than before cannot be compared with its past.
             self._sizes, self._places, self._before, self._after = sizes, [], [], []
             for (device, _), found in parts.items():
-                counts = torch.tensor([len(sample) for _, sample in found])
+                counts = torch.tensor([len(taken) for _, taken in found])
                 self._places.append(torch.tensor([index for index, _ in found]).repeat_interleave(counts).to(device))
-        vectors = [torch.cat([sample for _, sample in found]) for found in parts.values()]
+        vectors = [torch.cat([taken for _, taken in found]) for found in parts.values()]
         return [vector if vector.dtype == torch.float64 else vector.float() for vector in vectors]
 
     def _squares(self, vectors: Sequence[Tensor]) -> Tensor:

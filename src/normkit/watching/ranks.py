@@ -9,9 +9,10 @@ only, of rows that are all zero or NaN, shows no such thing: it is counted once 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,8 +21,75 @@ from torch import Tensor
 from normkit.identification.sharding import is_distributed, local, whole
 from normkit.identification.sites import NormSite
 from normkit.measurement.row_counters import GRADIENT_SUMS, ROW_SUMS, Table, Tables
-from normkit.watching.async_copies import AsyncCopy, Pending
 from normkit.watching.parameters import PARAMETER_SUMS
+
+
+class Pending(Protocol):
+    """Numbers on their way to the host."""
+
+    def is_ready(self, patience: float = 0.0) -> bool:
+        """Whether they can be read without waiting, or after at most so many seconds."""
+
+    def read(self) -> Tensor | None:
+        """The numbers, in float64 on the CPU; None if they were lost."""
+
+
+class AsyncCopy:
+    """The copy of one tensor to the host; the tensor may be changed as soon as the copy is made."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._event: torch.Event | None = None
+        if values.device.type == "cpu":
+            self._values = values.detach().clone()
+            return
+        # A copy to pageable memory would wait for the device.
+        pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda")
+        self._values = pinned.copy_(values.detach(), non_blocking=True)
+        self._event = torch.Event(values.device)
+        self._event.record()
+
+    def is_ready(self, patience: float = 0.0) -> bool:
+        """Whether the copy is complete; any patience waits until it is."""
+        if self._event is None:
+            return True
+        if patience:
+            self._event.synchronize()
+        return bool(self._event.query())
+
+    def read(self) -> Tensor:
+        """The copied numbers."""
+        return self._values.double()
+
+
+class CopyQueue:
+    """Pending numbers in the order in which they were put in, each with its training step.
+
+    Example:
+        >>> queue = CopyQueue()
+        >>> queue.put(3, AsyncCopy(torch.ones(2)))
+        >>> [(step, values.tolist()) for step, values in queue.take_ready()]
+        [(3, [1.0, 1.0])]
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[tuple[int, Pending]] = deque()
+
+    def __len__(self) -> int:
+        """How many have not been taken out."""
+        return len(self._pending)
+
+    def put(self, step: int, values: Pending) -> None:
+        """Append the numbers of a step."""
+        self._pending.append((step, values))
+
+    def take_ready(self, patience: float = 0.0) -> Iterator[tuple[int, Tensor]]:
+        """Take out the oldest entries that are ready, or become ready in so many seconds; lost ones are skipped."""
+        while self._pending and self._pending[0][1].is_ready(patience):
+            step, pending = self._pending.popleft()
+            values = pending.read()
+            if values is not None:
+                yield step, values
+
 
 _MOST_PENDING = 32
 

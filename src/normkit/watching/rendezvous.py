@@ -22,13 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from normkit import specs
 from normkit.identification.sharding import is_distributed
 from normkit.measurement.attention import HEAD_PEAKS, HEAD_SUMS
+from normkit.measurement.instruments import add_gradient
 from normkit.measurement.row_counters import (
     GRADIENT_SUMS,
     RowCounter,
     Table,
     TableReader,
     Tables,
-    add_gradient,
     gradient_table,
     named,
     row_tables,

@@ -16,7 +16,6 @@ from normkit.measurement.instruments import Instruments
 from normkit.measurement.row_counters import GRADIENT_SUMS, Table, Tables
 from normkit.measurement.structure import Structure
 from normkit.reference import HALF
-from normkit.watching.async_copies import AsyncCopy, CopyQueue
 from normkit.watching.inputs import INPUTS, InputRecorder
 from normkit.watching.loop import LOOP, LoopRecorder
 from normkit.watching.parameters import (
@@ -28,7 +27,7 @@ from normkit.watching.parameters import (
     sums_of_squares,
     watched_parameters,
 )
-from normkit.watching.ranks import Ranks, ShardedParameters
+from normkit.watching.ranks import AsyncCopy, CopyQueue, Ranks, ShardedParameters
 
 STEP_RECORD = ("loss", "squares", "bad place", "bad parameter", "seen", *INPUTS)
 """What is sent at every step: the loss, the sum of squares of all gradients that this process holds, the first place

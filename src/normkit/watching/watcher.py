@@ -13,18 +13,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normkit.errors import InputError
-from normkit.inspection.build_inspection import infer
-from normkit.inspection.result import Inspection
+from normkit.inspection.result import Inspection, infer
 from normkit.measurement.baseline import Baseline, declared, write
 from normkit.measurement.hooks import Failures, Hook
 from normkit.measurement.row_counters import TableReader
 from normkit.measurement.running import Batch, arguments
 from normkit.rules.finding import Finding
-from normkit.watching.build_inspection import inspection_of_run
 from normkit.watching.loop import describe_optimizers, learning_rates
-from normkit.watching.messages import Messages, ReportFiles
 from normkit.watching.ranks import Ranks
 from normkit.watching.rendezvous import is_distributed_run
+from normkit.watching.reporting import Messages, ReportFiles, inspection_of_run
 from normkit.watching.startup import WatchedModel, start_up, unwrapped
 from normkit.watching.step_recorder import STEP_RECORD, StepRecorder
 from normkit.watching.time_series import RunHistory

@@ -13,7 +13,8 @@ import pytest
 
 import imagined_runs
 from normkit.errors import InputError
-from normkit.inspection.report import page as html
+from normkit.inspection import figures
+from normkit.inspection.report import description as html
 from normkit.show import theme
 from normkit.show.parts import printable
 from rendered_pages import rendered
@@ -188,7 +189,7 @@ def test_all_but_the_verdict_and_the_first_fault_is_closed(page):
 @pytest.mark.slow
 def test_attention_is_plotted_or_listed(faulty, monkeypatch):
     assert "largest sampled" not in Page(rendered(faulty)).text("th")
-    monkeypatch.setattr(html, "drawings", lambda _: ())
+    monkeypatch.setattr(figures, "drawings", lambda _: ())
     listed = Page(html.render(faulty))
     assert "largest sampled" in listed.text("th")
     assert "transformer.h.{0-5}.attn" in listed.text("code")

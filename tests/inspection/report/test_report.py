@@ -6,7 +6,7 @@ import json
 import pytest
 
 import imagined_runs
-from normkit.inspection.report import page as html
+from normkit.inspection.report import description as html
 from rendered_pages import rendered
 
 pytestmark = pytest.mark.browser

@@ -6,21 +6,25 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normkit.inspection.report.foldedness import FOLDING_METHOD, describe_foldedness
+from normkit.inspection.first_text import Walk, WalkStep
 from normkit.inspection.report.run import RUN_METHOD, describe_run, describe_steps
 from normkit.inspection.report.tables import (
+    FOLDING_METHOD,
     PLACEMENTS,
     attention_table,
     block_table,
+    describe_foldedness,
     formulas,
     geometry_table,
     norm_table,
     selection_table,
 )
-from normkit.measurement.quantities import Walk, WalkStep
 from normkit.rules.finding import Check, Finding, Severity
+from normkit.show import embedding
+from normkit.show.drawing import Drawing
 from normkit.show.embedding import bars
 from normkit.show.formula import formula_name
 from normkit.show.grouping import grouped_paths
@@ -43,6 +47,10 @@ NEEDS_RUN = "need a training run"
 """The label of rules that only a training run or a training step can tell."""
 _SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 _MOST_FACTS = 5
+_HERE = Path(__file__).parent
+_FRAME_HEIGHT = 760
+# Beginning of a figure's name -> the section that it belongs to.
+_SECTIONS = {"run": "steps", "attention": "attention", "ellipsoid": "geometry", "": "depth"}
 _METHOD = (
     "Every norm was found by what it does, not by its name: its formula, eps and casts were recovered by calling a "
     "copy of it on chosen inputs.",
@@ -281,3 +289,30 @@ def _outcomes(inspection: Inspection) -> tuple[Section, ...]:
             parts = tuple(Section(gist=reason, facts=tuple(facts)) for reason, facts in reasons.items())
             outcomes.append(Section(title=titles.get(label, f"{number} {label}"), gist=label, sections=parts))
     return tuple(outcomes)
+
+
+def render(inspection: Inspection) -> str:
+    """The page as text, self-contained."""
+    # A terminal has neither figures nor templates.
+    from normkit.inspection.figures import drawings
+    from normkit.show.html import html_page
+
+    figures: dict[str, list[Drawing]] = {section: [] for section in _SECTIONS.values()}
+    for figure in printable(drawings(inspection)):
+        section = next(section for start, section in _SECTIONS.items() if figure.name.startswith(start))
+        figures[section].append(figure)
+    return html_page(
+        _HERE / "inspection.html",
+        script=(_HERE / "page.js").read_text(encoding="utf-8"),
+        kind="inspection",
+        start="verdict",
+        report=describe(inspection),
+        figures=figures,
+        document=embedding.packed_json(inspection.to_json()),
+    )
+
+
+def frame(inspection: Inspection) -> str:
+    """The page in a sandboxed frame, for notebooks."""
+    title = f"normkit inspection of {describe(inspection).title}"
+    return embedding.frame(render(inspection), title, height=_FRAME_HEIGHT)

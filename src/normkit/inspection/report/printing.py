@@ -13,8 +13,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from normkit.identification.sites import matches
+from normkit.inspection.first_text import Walk
 from normkit.inspection.report.description import Report, describe, describe_walk
-from normkit.measurement.quantities import Walk
 from normkit.rules.finding import Finding
 from normkit.show.parts import Fact, Section, Table
 from normkit.show.terminal import answer, fitting, headed, lines, marked, pairs

@@ -7,14 +7,22 @@ import json
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from normkit import files
 from normkit.errors import InputError
-from normkit.inspection.result import Inspection, plain
+from normkit.inspection.result import Inspection, facts_of, judged, plain
+from normkit.measurement.facts import Attention, Block, Site
+from normkit.measurement.layout import MeasuredStep
+from normkit.measurement.training import Training
 from normkit.text import first_line
+from normkit.watching.answers import answer
+from normkit.watching.onset import origin
+from normkit.watching.startup import WatchedModel
+from normkit.watching.step_recorder import StepRecorder
 from normkit.watching.time_series import RunHistory
 
 
@@ -103,3 +111,79 @@ def _to_stderr(line: str) -> None:
     # A process without a terminal may have none, or a closed one.
     with suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(f"{line}\n")
+
+
+def inspection_of_run(
+    watched: WatchedModel,
+    recorder: StepRecorder | None,
+    history: RunHistory,
+    *,
+    name: str,
+    steps: int,
+    every: int,
+    reason: str,
+    observer: str,
+    remarks: Sequence[str],
+    optimizers: tuple[str, ...],
+    ranks: int,
+    noticed: Mapping[str, int],
+) -> Inspection:
+    """Judge a run as far as it was measured; without a recorder nothing was.
+
+    The keywords are fields of `Training`, but for the name of the run and `noticed`, the step in which an error of each
+    rule was first told.
+    """
+    structure = watched.structure
+    sites: tuple[Site, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    attentions: tuple[Attention, ...] = ()
+    if structure is not None and recorder is not None and history.last is not None:
+        measured = MeasuredStep(layout=recorder.layout, reader=history.last, features=recorder.instruments.features)
+        with recorder.norms_at(history.last.tables):
+            sites = measured.sites(structure, watched.gradient_errors)
+        blocks, attentions = measured.blocks(structure), measured.attentions()
+    training = Training(
+        steps=steps,
+        every=every,
+        reports=history.reports,
+        reason=reason,
+        reason_step=history.reason_step if history.reason else max(steps - 1, 0),
+        ranks=ranks,
+        observer=observer,
+        remarks=tuple(remarks),
+        optimizers=optimizers,
+        series=history.series(),
+        parameters=history.parameters,
+        vocabulary=watched.vocabulary,
+        broken=history.broken,
+        tokens=history.tokens,
+        changes=tuple(history.tracker.changes),
+        settings=tuple(history.tracker.settings),
+        stopped=history.tracker.stopped,
+        skipped=tuple(history.skipped),
+    )
+    training = replace(training, origin=origin(training))
+    if ranks > 1 or not training.tokens:
+        # Each process counts its own tokens: for several, take those of the measured step times the steps.
+        training = replace(training, tokens=max((site.input.rows for site in sites), default=0) * steps)
+    facts = facts_of(
+        watched.model,
+        structure,
+        sites,
+        blocks,
+        attentions,
+        name=name,
+        text={"source": f"{steps} steps of training", "tokens": training.tokens, "padding": 0},
+        # Norms that were not measured are not known to be missing.
+        intent=watched.intent if sites else None,
+        baseline=watched.baseline if sites else None,
+        training=training,
+        shared=watched.shared,
+    )
+    inspection = judged(facts)
+    findings = inspection.findings
+    training = replace(training, worst=findings[0].severity if findings else "")
+    if not training.was_noticed and findings and findings[0].severity == "error":
+        step = min((noticed[each.rule] for each in findings if each.rule in noticed), default=training.reason_step)
+        training = replace(training, reason=findings[0].title, reason_step=step)
+    return replace(inspection, training=answer(training, findings, sites, blocks, attentions))
