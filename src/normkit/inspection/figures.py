@@ -68,7 +68,8 @@ def drawings(inspection: Inspection) -> tuple[Drawing, ...]:
             figures.append(ellipsoid_depth)
         if inspection.attentions:
             figures += [attention_logits, attention_entropy]
-        return (*run_drawings(inspection), *(draw(inspection) for draw in figures))
+        of_run = () if inspection.training is None else run_drawings(inspection)
+        return (*of_run, *(draw(inspection) for draw in figures))
 
 
 def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:

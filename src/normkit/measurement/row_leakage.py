@@ -11,19 +11,20 @@ import inspect as signatures
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from types import SimpleNamespace
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from normkit.identification.sites import NormSite, OtherNorm
+from normkit.identification.sites import NormSite
 from normkit.identification.state import buffers_kept, in_mode, undisturbed
-from normkit.identification.tracing import first_output, first_tensor
+from normkit.identification.tracing import first_output
 from normkit.measurement.hooks import Listener, observed
-from normkit.measurement.running import Batch, evaluating, name_of_ids, part, runner, vocabulary
+from normkit.measurement.running import Batch, evaluating, name_of_ids, part, runner, tensors, vocabulary
 from normkit.measurement.structure import Structure
 
 Kind = Literal["batch", "time", "padding", "mode"]
@@ -62,13 +63,18 @@ def perturbations(model: nn.Module, batch: Batch) -> tuple[Perturbation, ...] | 
     if name is None:
         return None
     small = part(batch, batch[name], [row % len(batch[name]) for row in range(_ROWS)], _TOKENS)
-    other = _other_ids(small[name], vocabulary(model))
-    if other is None:
+    # Another id at each place, drawn from those that there are.
+    ids, known, entries = small[name], torch.unique(small[name]), vocabulary(model)
+    if len(known) > 1:
+        steps = torch.randint(1, len(known), ids.shape, generator=torch.Generator().manual_seed(_SEED)).to(ids.device)
+        other = known[(torch.searchsorted(known, ids.contiguous()) + steps) % len(known)]
+    elif entries is not None and entries > 1:
+        other = (ids + 1) % entries
+    else:
         return None
     if batch[name].shape[0] == 1:
-        small[name] = torch.cat([small[name][:1], other[1:]])
-        other = torch.cat([other[:1], small[name][:1]])
-    ids = small[name]
+        ids = small[name] = torch.cat([ids[:1], other[1:]])
+        other = torch.cat([other[:1], ids[:1]])
     rows, tokens = ids.shape
     row, token = torch.arange(rows)[:, None], torch.arange(tokens)[None, :]
 
@@ -82,7 +88,7 @@ def perturbations(model: nn.Module, batch: Batch) -> tuple[Perturbation, ...] | 
     plan = [perturbation("batch", row == 0, small)]
     if tokens > 1:
         plan.append(perturbation("time", token >= tokens // 2, small))
-    if tokens > 2 and _takes_mask(model):
+    if tokens > 2 and "attention_mask" in signatures.signature(model.forward).parameters:
         padding = (row > 0) & (token >= tokens - tokens // 3)
         mask = (~padding).long().to(ids.device)
         plan.append(perturbation("padding", padding, {**small, "attention_mask": mask}))
@@ -143,23 +149,6 @@ def _rows(values: Tensor, kept: Tensor) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _other_ids(ids: Tensor, entries: int | None) -> Tensor | None:
-    """Another id at each place, drawn from those that there are; None if there is no other."""
-    known = torch.unique(ids)
-    generator = torch.Generator().manual_seed(_SEED)
-    if len(known) == 1:
-        return (ids + 1) % entries if entries is not None and entries > 1 else None
-    steps = torch.randint(1, len(known), ids.shape, generator=generator).to(ids.device)
-    places: Tensor = (torch.searchsorted(known, ids.contiguous()) + steps) % len(known)
-    others: Tensor = known[places]
-    return others
-
-
-def _takes_mask(model: nn.Module) -> bool:
-    parameters: Mapping[str, object] = signatures.signature(model.forward).parameters
-    return "attention_mask" in parameters
-
-
 Mode = Literal["evaluation", "training"]
 
 # An input that stood still may differ in the last bit or two; an output that moved does so by more than rounding.
@@ -200,19 +189,19 @@ def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Le
     plan = perturbations(model, batch)
     if plan is None:
         return None
-    leaks: list[Leak] = []
     with undisturbed(), evaluating(model), buffers_kept(model):
         try:
             seen = _Comparison(model, structure, plan)
-            leaks += seen.leaks("evaluation")
+            leaks = seen.leaks("evaluation")
         # Any third-party forward runs here, on an input that it was not made for.
         except Exception:
             return None
-        passports = [norm.passport for norm in structure.sites] + [norm.passport for norm in structure.others]
+        passports = [*(norm.passport for norm in structure.sites), *(norm.passport for norm in structure.others)]
         trained = [passport.readings.get("training") for passport in passports]
         if any(each and (each.value is None or each.value["output"] != "as in eval") for each in trained):
             leaks += seen.mode_gaps()
-            with in_mode(model, training=True), _tolerated():
+            # Not every model can be called in training mode: then that shows nothing.
+            with suppress(Exception), in_mode(model, training=True):
                 leaks += seen.leaks("training")
     return tuple(leaks)
 
@@ -222,6 +211,9 @@ class _Comparison:
 
     def __init__(self, model: nn.Module, structure: Structure, plan: Sequence[Perturbation]) -> None:
         self._model, self._structure, self._plan = model, structure, plan
+        # To be listened to, a norm that no spec describes needs its path and its module.
+        others = (SimpleNamespace(path=each.path, module=model.get_submodule(each.path)) for each in structure.others)
+        self._norms = [*structure.sites, *(cast(NormSite, other) for other in others)]
         self._entered: dict[str, Tensor] = {}
 
     def leaks(self, mode: Mode) -> list[Leak]:
@@ -235,7 +227,7 @@ class _Comparison:
             after = _Comparer(before, perturbation.kept)
             changed = self._run(perturbation.after, after)
             rest = max((change(a, b, perturbation.kept) for a, b in zip(output, changed, strict=True)), default=0.0)
-            moved = rest > _moves(output[0].dtype) if output else False
+            moved = bool(output) and rest > _least_move(output[0].dtype)
             if perturbation.kind == "time" and (moved or after.moved_input):
                 # The rest of the model looks ahead as well: it is not causal.
                 continue
@@ -253,7 +245,8 @@ class _Comparison:
             x, module = self._entered.get(other.path), self._model.get_submodule(other.path)
             if x is None or other.passport.verdict != "batch":
                 continue
-            with _tolerated():
+            # Not every norm can be called by itself.
+            with suppress(Exception):
                 plain = first_output(module(x.clone()))
                 with in_mode(module, training=True):
                     batched = first_output(module(x.clone()))
@@ -264,15 +257,15 @@ class _Comparison:
         return gaps
 
     def _run(self, batch: Batch, listener: _Recorder) -> list[Tensor]:
-        """The floating-point tensors that the model returns; every run draws the same random numbers."""
+        """The floating-point tensors of rows that the model returns; every run draws the same random numbers."""
         torch.manual_seed(_SEED)
         random.seed(_SEED)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(_SEED)
-        sites, others = self._structure.sites, self._structure.others
-        parents = {site.parent for site in sites if site.function is not None}
-        with observed(self._model, sites, (), parents, listener), _heard(self._model, others, listener):
-            return list(_tensors(runner(self._model, batch)()))
+        callers = {site.parent for site in self._structure.sites if site.function is not None}
+        with observed(self._model, self._norms, (), callers, listener):
+            output = runner(self._model, batch)()
+        return [value for _, value in tensors(output) if value.is_floating_point() and value.dim() > 1]
 
 
 class _Recorder(Listener):
@@ -283,16 +276,10 @@ class _Recorder(Listener):
         self.outputs: dict[str, list[Tensor]] = {}
 
     def before_site(self, site: NormSite, x: Tensor) -> None:
-        self.enter(site.path, x)
+        self.inputs.setdefault(site.path, []).append(x.clone())
 
     def after_site(self, site: NormSite, y: Tensor, _given: object) -> Tensor | None:
-        return self.leave(site.path, y)
-
-    def enter(self, path: str, x: Tensor) -> None:
-        self.inputs.setdefault(path, []).append(x.clone())
-
-    def leave(self, path: str, y: Tensor) -> Tensor | None:
-        self.outputs.setdefault(path, []).append(y.clone())
+        self.outputs.setdefault(site.path, []).append(y.clone())
         return None
 
 
@@ -309,72 +296,24 @@ class _Comparer(_Recorder):
         self._calls: Counter[str] = Counter()
         self._still = False
 
-    def enter(self, path: str, x: Tensor) -> None:
-        moved = self._change(self._first.inputs, path, x)
+    def before_site(self, site: NormSite, x: Tensor) -> None:
+        moved = self._change(self._first.inputs, site.path, x)
         self._still = moved is not None and moved <= _STILL_UNITS * torch.finfo(x.dtype).eps
-        self.moved_input |= moved is not None and moved > _moves(x.dtype)
+        self.moved_input |= moved is not None and moved > _least_move(x.dtype)
 
-    def leave(self, path: str, y: Tensor) -> Tensor | None:
-        moved = self._change(self._first.outputs, path, y)
-        call = self._calls[path]
-        self._calls[path] += 1
-        if not self._still or moved is None or moved <= _moves(y.dtype):
+    def after_site(self, site: NormSite, y: Tensor, _given: object) -> Tensor | None:
+        moved, call = self._change(self._first.outputs, site.path, y), self._calls[site.path]
+        self._calls[site.path] += 1
+        if not self._still or moved is None or moved <= _least_move(y.dtype):
             return None
-        self.moved[path] = max(moved, self.moved.get(path, 0.0))
-        return put_back(self._first.outputs[path][call], y, self._kept)
+        self.moved[site.path] = max(moved, self.moved.get(site.path, 0.0))
+        return put_back(self._first.outputs[site.path][call], y, self._kept)
 
     def _change(self, first: dict[str, list[Tensor]], path: str, now: Tensor) -> float | None:
         """None where the first run made no such call."""
-        calls = first.get(path, [])
-        call = self._calls[path]
+        calls, call = first.get(path, []), self._calls[path]
         return change(calls[call], now, self._kept) if call < len(calls) else None
 
 
-@contextmanager
-def _heard(model: nn.Module, others: Iterable[OtherNorm], listener: _Recorder) -> Iterator[None]:
-    """Tell the recorder of the norms that no spec describes."""
-    handles = []
-
-    def listen(path: str, module: nn.Module) -> None:
-        def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            if (x := first_tensor(args, kwargs)) is not None:
-                listener.enter(path, x)
-
-        def after(_module: nn.Module, _args: object, output: object) -> object:
-            return listener.leave(path, output) if isinstance(output, Tensor) else None
-
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(module.register_forward_hook(after))
-
-    try:
-        for other in others:
-            listen(other.path, model.get_submodule(other.path))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def _tolerated() -> Iterator[None]:
-    """Not every model can be called in training mode, or every norm by itself: then that shows nothing."""
-    try:
-        yield
-    except Exception:
-        return
-
-
-def _moves(dtype: torch.dtype) -> float:
+def _least_move(dtype: torch.dtype) -> float:
     return max(_LEAST_MOVE, _MOVED_UNITS * torch.finfo(dtype).eps)
-
-
-def _tensors(output: object) -> Iterator[Tensor]:
-    """The floating-point tensors of rows in what a model returns."""
-    if isinstance(output, Tensor):
-        if output.is_floating_point() and output.dim() > 1:
-            yield output
-    elif isinstance(output, dict):
-        yield from _tensors(tuple(output.values()))
-    elif isinstance(output, (tuple, list)):
-        for part in output:
-            yield from _tensors(part)
