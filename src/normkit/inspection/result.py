@@ -49,7 +49,7 @@ class Inspection:
     """Path of the norm between the last block and the readers of the stream, or None."""
     recurring_outliers: tuple[tuple[int, tuple[str, ...]], ...]
     """Pairs (feature index, paths) of gain outliers seen at the same index of several sites."""
-    walk: Walk | None = None
+    walk: Walk | None
     """One token's way through a norm, or None."""
     findings: tuple[Finding, ...]
     """Worst first."""
@@ -128,7 +128,7 @@ def judged(facts: rules.Facts, **others: Any) -> Inspection:
         checks=checks,
         unrecognised=(*others_found, *handwritten),
         training=facts.training,
-        **others,
+        **{"walk": None, **others},
     )
 
 
