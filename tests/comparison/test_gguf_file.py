@@ -322,6 +322,7 @@ def test_another_architecture_is_a_fault_and_what_follows_is_said_where_it_is_kn
     assert told("gemma3", "qwen3", runtime="transformers") == []
 
 
+@pytest.mark.slow
 def test_names_of_transformers_that_llama_cpp_has_too() -> None:
     named = {kind: found for kind in CONFIG_MAPPING if (found := own_architecture(kind))}
     assert {"llama", "gemma", "gemma2", "gpt2", "qwen2", "qwen3", "phi3", "olmo2", "t5", "bloom"} <= {*named}

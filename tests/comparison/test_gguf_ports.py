@@ -130,7 +130,7 @@ def test_tensors_that_nothing_here_reads_are_said_and_no_fault(tmp_path):
     values = compare_values(read_gguf(file), folder)
     assert values.is_right is True
     assert (values.missing, values.others.missing) == ((), ())
-    assert values.elsewhere == dict.fromkeys(extra, "in the file, but not read: its encoding 139 is not known")
+    assert values.elsewhere == dict.fromkeys(extra, "not read: its encoding 139 is not known")
     assert [fact.label for fact in describe_values(values).facts if "encoding" in fact.value] == ["not read"]
 
 

@@ -132,6 +132,7 @@ def test_a_file_without_norms() -> None:
     assert verdict.headline == "no gains"
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), centre=st.floats(-3, 5), spread=st.floats(0, 2))
 def test_gains_with_signs_at_random_are_not_taken_for_trained_ones(seed: int, centre: float, spread: float) -> None:
     drawn = centre + spread * torch.randn(256, generator=torch.Generator().manual_seed(seed))

@@ -82,7 +82,7 @@ def elsewhere(weights: Weights, name: str) -> str:
     words = name.split(".")
     ends = (".".join(words[place:]) for place in range(len(words))) if weights.unread else ()
     if (why := next((weights.unread[end] for end in ends if end in weights.unread), None)) is not None:
-        return f"in the file, but not read: {why}"
+        return f"not read: {why}"
     entry = _entry(weights, "elsewhere", name)
     return entry["where"] if entry else ""
 
