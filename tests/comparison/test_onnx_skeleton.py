@@ -67,6 +67,7 @@ def test_a_truncated_file(tmp_path, share):
         (part(7, b"\x2a\xff\xff\xff\xff\x0f"), "the part at byte 2 ends at byte 4294967303"),
         (part(7, part(1, b"\x0a\x85")), "it ends within the number at byte 5"),
         (part(7, part(2, b"\xff\xfe")), "the text at byte 2 is not UTF-8"),
+        (bytes([7 << 3, 5]), "it holds no graph with operators and outputs"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer, not the weights"),
     ],
 )

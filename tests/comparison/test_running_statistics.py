@@ -122,10 +122,11 @@ def test_the_names_of_other_libraries(names: tuple[str, ...], fault: str) -> Non
     reference = trained("stem.bn", "body.bn")
     port = changed(fault, reference, "body.bn")
     ends = ("weight", MEAN, VARIANCE)
+    # Other paths, in another order: the gains tell which norm is which.
     held = {
-        name.format(path): port[f"{path}.{end}"]
+        name.format(ours): port[f"{path}.{end}"]
         for name, end in zip(names, ends, strict=True)
-        for path in ("body.bn", "stem.bn")
+        for path, ours in (("body.bn", "BatchNorm_0"), ("stem.bn", "BatchNorm_1"))
     }
     found = compare_values(weights_of(held), weights_of(reference))
     assert all(each.is_right for each in found.tensors)

@@ -141,9 +141,18 @@ class GgufSource:
         tensor = self.tensors[name]
         descriptor, begin = self._descriptors[tensor.file], tensor.start + tensor.stored_bytes(start)
         if tensor.encoding not in TORCH:
+            try:
+                from gguf import GGMLQuantizationType
+                from gguf.quants import dequantize
+            except ImportError:
+                raise ModelError(f"{tensor.encoding}, in which {tensor.file} holds {name}, {_NEEDED}") from None
             blocks = np.empty((stop - start, tensor.stored_bytes(1)), dtype=np.uint8)
             read_exactly(descriptor, blocks.reshape(-1).data, begin, tensor.file)
-            return torch.from_numpy(_dequantized(blocks, name, tensor))
+            with suppress(NotImplementedError, AttributeError), np.errstate(all="ignore"):
+                return torch.from_numpy(dequantize(blocks, getattr(GGMLQuantizationType, tensor.encoding)))
+            raise ModelError(
+                f"the package gguf cannot dequantize {tensor.encoding}, in which {tensor.file} holds {name}"
+            )
         rows = torch.empty(stop - start, tensor.matrix[1], dtype=TORCH[tensor.encoding])
         if rows.numel():
             stored = rows.view(torch.uint8).numpy().reshape(-1)
@@ -198,19 +207,6 @@ class GgufSource:
 def _close(descriptors: dict[Path, int]) -> None:
     while descriptors:
         os.close(descriptors.popitem()[1])
-
-
-def _dequantized(stored: np.ndarray[Any, Any], name: str, tensor: GgufTensor) -> np.ndarray[Any, Any]:
-    """Rows of blocks in float32."""
-    try:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-    except ImportError:
-        raise ModelError(f"{tensor.encoding}, in which {tensor.file} holds {name}, {_NEEDED}") from None
-    with suppress(NotImplementedError, AttributeError), np.errstate(all="ignore"):
-        values: np.ndarray[Any, Any] = dequantize(stored, getattr(GGMLQuantizationType, tensor.encoding))
-        return values
-    raise ModelError(f"the package gguf cannot dequantize {tensor.encoding}, in which {tensor.file} holds {name}")
 
 
 def names_in_transformers(architecture: str, tensors: Iterable[str]) -> tuple[dict[str, tuple[str, ...]], str]:
@@ -343,10 +339,6 @@ def own_architecture(model_type: str) -> str:
         from gguf.constants import MODEL_ARCH_NAMES
     except ImportError:
         return ""
-    known = {_letters(name): name for name in MODEL_ARCH_NAMES.values()}
-    names = (_letters(model_type), _letters(model_type.removesuffix("_text")))
-    return next((known[name] for name in names if name in known), "")
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    known = {re.sub("[^a-z0-9]", "", name.lower()): name for name in MODEL_ARCH_NAMES.values()}
+    letters = re.sub("[^a-z0-9]", "", model_type.lower())
+    return known.get(letters) or known.get(letters.removesuffix("text"), "")

@@ -21,17 +21,7 @@ POINTWISE = {
 }
 REDUCTIONS = {"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceMax", "GlobalAveragePool"}
 SHAPES = {
-    "Concat",
-    "Equal",
-    "Expand",
-    "Gather",
-    "ReduceProd",
-    "Reshape",
-    "Shape",
-    "Size",
-    "Slice",
-    "Squeeze",
-    "Unsqueeze",
+    *("Concat", "Equal", "Expand", "Gather", "ReduceProd", "Reshape", "Shape", "Size", "Slice", "Squeeze", "Unsqueeze"),
 }
 """Operators that move no numbers between features, and those that compute sizes."""
 _CONSTANT = {"Constant", "Transpose"}
@@ -121,16 +111,12 @@ class Graph:
                 roots = {self.roots[name] for name in inputs if name in self.roots}
                 if len(roots) == 1:
                     self.roots[node.output[0]] = roots.pop()
-            elif node.op_type in ("Shape", "Size") or (self._are(moving, self.sizes) and node.op_type in RUNNABLE):
+            elif node.op_type in ("Shape", "Size") or (node.op_type in RUNNABLE and moving and {*moving} <= self.sizes):
                 self.sizes.update(node.output)
             elif node.op_type in REDUCTIONS or (
-                node.op_type in POINTWISE | SHAPES and self._are(moving, self.narrow | self.sizes)
+                node.op_type in POINTWISE | SHAPES and moving and {*moving} <= self.narrow | self.sizes
             ):
                 self.narrow.update(node.output)
-
-    @staticmethod
-    def _are(names: Sequence[str], kind: set[str]) -> bool:
-        return bool(names) and kind.issuperset(names)
 
     def moving(self, position: int) -> list[str]:
         """The inputs of a node that are not constant."""

@@ -51,38 +51,20 @@ class Site:
     """Of what enters; None for an axis of open length, or if nothing is known of it."""
 
 
-class _Runs:
-    """The models that one norm runs as, by the dtype of what enters; a decomposed norm runs in 16 bits as written."""
-
-    def __init__(self, models: Mapping[torch.dtype, ModelProto], *, is_fused: bool) -> None:
-        self._names = [value.name for value in next(iter(models.values())).graph.input]
-        self._loaded = {
-            dtype: (evaluator if dtype in HALF and not is_fused else session)(model) for dtype, model in models.items()
-        }
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Runs:
-        return self
-
-    def run(self, tensors: Sequence[Tensor]) -> Tensor:
-        """What leaves for what enters, in the dtypes that the graph takes; others are refused."""
-        dtype = tensors[0].dtype
-        if dtype not in self._loaded:
-            raise ModelError(f"the graph takes no {dtype}")
-        given = {name: array(part) for name, part in zip(self._names, tensors, strict=True)}
-        (y,) = self._loaded[dtype].run(None, given)
-        return tensor(y)
-
-
 class OnnxNorm(nn.Module):
     """A norm of a graph as a module: its gain and bias are parameters, all else is as the graph has it.
 
-    In float32 a graph of other numbers runs with its casts to them left out, so that its formula shows.
+    A decomposed norm runs in 16 bits as written. In float32 a graph of other numbers runs with its casts to them left
+    out, so that its formula shows.
     """
 
-    def __init__(self, runs: _Runs, weight: Tensor | None, bias: Tensor | None, residuals: int) -> None:
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, loaded: Mapping[torch.dtype, Any], names: Sequence[str], parts: Sequence[Tensor | None]) -> None:
         super().__init__()
-        self._runs, self._residuals = runs, residuals
-        for name, part in (("weight", weight), ("bias", bias)):
+        self._loaded, self._names = loaded, names
+        for name, part in zip(("weight", "bias"), parts, strict=True):
             self.register_parameter(name, None if part is None else nn.Parameter(part, requires_grad=False))
 
     @classmethod
@@ -98,12 +80,28 @@ class OnnxNorm(nn.Module):
         models = {DTYPES.get(site.dtype, torch.float32): native}
         if site.dtype in _OTHER:
             models[torch.float32] = _in_float32(native)
-        weight, bias = (source.values(name) if name else None for name in (candidate.gain, candidate.bias))
-        return cls(_Runs(models, is_fused=bool(candidate.operator)), weight, bias, len(candidate.residual))
+        loaded = {
+            dtype: (evaluator if dtype in HALF and not candidate.operator else session)(model)
+            for dtype, model in models.items()
+        }
+        parts = [source.values(name) if name else None for name in (candidate.gain, candidate.bias)]
+        return cls(loaded, [value.name for value in native.graph.input], parts)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnnxNorm:
+        """A copy with parameters of its own; what runs is shared."""
+        return OnnxNorm(
+            self._loaded, self._names, [part if part is None else part.clone() for part in (self.weight, self.bias)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output; what a fused operator adds to its input is 0."""
-        return self._runs.run([x, *[torch.zeros_like(x)] * self._residuals, *self.parameters()])
+        """The output; what a fused operator adds to its input is 0. Other dtypes than the graph takes are refused."""
+        if x.dtype not in self._loaded:
+            raise ModelError(f"the graph takes no {x.dtype}")
+        parameters = [*self.parameters()]
+        residuals = len(self._names) - 1 - len(parameters)
+        fed = [x, *[torch.zeros_like(x)] * residuals, *parameters]
+        (y,) = self._loaded[x.dtype].run(None, {name: array(part) for name, part in zip(self._names, fed, strict=True)})
+        return tensor(y)
 
 
 def session(model: ModelProto, values: Mapping[str, Any] | None = None) -> Any:

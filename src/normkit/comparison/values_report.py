@@ -22,8 +22,8 @@ def describe_values(found: Values) -> Section:
         facts.insert(0, Fact("only in the port", _listed(found.extra), "error"))
     for where in dict.fromkeys(found.elsewhere.values()):
         names = [name for name, place in found.elsewhere.items() if place == where]
-        label, words = ("not read", where[10:]) if where.startswith("not read: ") else ("elsewhere", where)
-        facts.append(Fact(label, f"{counted(len(names), 'tensor')} ({shortened(names, 2)}): {words}"))
+        label, said = ("not read", where[10:]) if where.startswith("not read: ") else ("elsewhere", where)
+        facts.append(Fact(label, f"{counted(len(names), 'tensor')} ({shortened(names, 2)}): {said}"))
     pairing = {each.paired_by for each in found.tensors} - {"name"}
     if "order" in pairing:
         by_order = sum(each.paired_by == "order" for each in found.tensors)
