@@ -249,7 +249,7 @@ def test_a_missing_an_undeclared_and_an_odd_tensor_are_refused_by_name(source):
     change_weights(source, lambda weights: weights.update({name: torch.ones(40, 31, dtype=torch.float64)}))
     assert f"expected {name} to have 32 along axis 1" in refused(source)
     change_weights(source, lambda weights: weights.update({name: torch.ones(40, 32, dtype=torch.int8)}))
-    assert f"in {name}, got I8: quantised" in refused(source)
+    assert f"in {name}, got I8: quantized" in refused(source)
 
 
 def test_a_nan_deep_in_a_matrix_is_refused_by_name(source):
@@ -258,9 +258,9 @@ def test_a_nan_deep_in_a_matrix_is_refused_by_name(source):
     assert f"{name} holds a NaN" in refused(source)
 
 
-def test_pickled_and_quantised_checkpoints_are_refused_with_the_way_out(source):
+def test_pickled_and_quantized_checkpoints_are_refused_with_the_way_out(source):
     change_config(source, quantization_config={"quant_method": "gptq"})
-    assert "quantised ('gptq')" in refused(source)
+    assert "quantized ('gptq')" in refused(source)
     change_config(source, quantization_config=None)
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
     assert "pickled weights are never loaded" in refused(source)

@@ -65,9 +65,9 @@ def test_keys_are_set_at_their_depth_and_dropped_and_the_rest_is_left():
         ({"architectures": []}, "names no architecture"),
         ({"architectures": [7]}, "names no architecture"),
         ({"architectures": "GPT2Model"}, "names no architecture"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised \('gptq'\)"),
-        ({"quantization_config": [1]}, r"is quantised \('unnamed'\)"),
-        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, r"is quantised \('awq'\)"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantized \('gptq'\)"),
+        ({"quantization_config": [1]}, r"is quantized, and quantized weights"),
+        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, r"is quantized \('awq'\)"),
     ],
 )
 def test_what_a_configuration_must_say(gpt2: Path, edit: Any, changes: dict[str, Any], message: str) -> None:

@@ -166,12 +166,12 @@ def test_a_gain_that_is_no_number_is_refused_by_name(value):
         plan_of(model)
 
 
-def test_quantised_readers_are_refused_by_name():
+def test_quantized_readers_are_refused_by_name():
     model = model_of("llama")
     opened = open_model(model)
     info = opened.source.tensors["model.layers.0.self_attn.q_proj.weight"]
     opened.source.tensors["model.layers.0.self_attn.q_proj.weight"] = type(info)("I8", info.shape)
-    with pytest.raises(ModelError, match=r"q_proj\.weight, got I8: quantised weights cannot be folded"):
+    with pytest.raises(ModelError, match=r"q_proj\.weight, got I8: quantized weights cannot be folded"):
         make_plan(opened)
 
 

@@ -45,7 +45,7 @@ def test_a_model_against_itself(gpt2: Path, run: Run) -> None:
     done = run("compare", gpt2, gpt2, *QUICK)
     assert (done.exit_code, done.stderr) == (0, "")
     words = " ".join(done.stdout.split())
-    assert "+ the same all 5 gains and 5 biases that are stored are right; all 5 norms compute" in words
+    assert "+ the same All 5 gains and 5 biases that are stored are right; all 5 norms compute" in words
     assert "Side by side they agree to the bit at 5 norms and in their output." in done.stdout
     assert done.stdout.endswith("\ncomparison: normkit-out/tiny/comparison.json\n")
     done = run("compare", gpt2, gpt2, *QUICK, "--no-report", "--out", "none")
@@ -117,7 +117,7 @@ def test_one_changed_weight_between_two_norms(gpt2: Path, tmp_path: Path, run: R
     done = run("compare", folder, gpt2, *QUICK)
     assert done.exit_code == 1
     words = " ".join(done.stdout.split())
-    assert "all 5 norms compute the same formulas, but the two runs differ." in words
+    assert "All 5 norms compute the same formulas, but the two runs differ." in words
     assert "in the MLP: what leaves transformer.h.0.ln_2 agrees to the bit, what enters transformer.h.1.ln_1" in words
 
 

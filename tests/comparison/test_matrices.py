@@ -149,3 +149,26 @@ def test_a_matrix_that_is_not_square_shows_it_by_its_shape() -> None:
     port = {**reference, name: reference[name].T.contiguous()}
     assert compared(port, reference).others.matrices == {name: "transposed"}
     assert compared(turned(reference, but=name), reference).others.matrices == {name: "not transposed"}
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_rows_in_the_rotary_order_of_another_runtime_are_named(back: bool) -> None:
+    """llama.cpp interleaves the halves of each head; a folder of transformers must not."""
+    port, name = model(), "model.layers.2.attn.q_proj.weight"
+    heads = port[name].reshape(2, 16, 2, 64) if back else port[name].reshape(2, 2, 16, 64)
+    port[name] = heads.transpose(1, 2).reshape(64, 64)
+    sides = [replace(weights_of(each), runtime="transformers") for each in (port, model())]
+    found = compare_values(*sides)
+    assert found.others.matrices == {name: "rows in rotary order"}
+    assert told(found)[0].startswith(f"The matrix {name} is the reference's with the rows of each head in another rot")
+    # Of a runtime that is not known nobody says what it computes.
+    assert compared(port, model()).others.matrices == {}
+
+
+def test_numbers_of_an_exporter_are_no_names() -> None:
+    """Two exports of one model number other matrices alike."""
+    port, reference = ({**gains(LAYERS), "onnx::MatMul_920": torch.randn(64, 64), "head": torch.eye(64)} for _ in "ab")
+    sides = [replace(weights_of(each), runtime="ONNX") for each in (port, reference)]
+    others = compare_values(*sides).others
+    assert (others.paired, others.matrices, others.missing, others.extra) == (2, {}, (), ())
+    assert others.notes == ("1 tensor with a number for a name, as onnx::MatMul_920, not paired",)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from normkit.comparison import own_rounding as module
+from normkit.comparison.comparing import compare
 from normkit.comparison.own_rounding import Limit, OwnRounding, own_rounding
 from tiny_models import tiny
 
@@ -39,6 +43,23 @@ def test_the_parameters_of_a_model_in_bfloat16_are_made_wider() -> None:
     assert 1e-3 < own.precision["after"][0] < 0.1
     assert own.precision["before model.layers.0.input_layernorm"] == (0.0, 0.0)
     assert {name: each.dtype for name, each in model.state_dict().items()} == before
+
+
+@pytest.mark.slow
+def test_the_last_bit_of_rotary_frequencies_is_the_reference_s_own_rounding() -> None:
+    """Another way to compute a frequency moves its last bit, and position 200 makes 200 times as much of that."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=300, initializer_range=0.3, **sizes)).eval()
+    port = copy.deepcopy(model)
+    frequencies = port.model.rotary_emb.inv_freq
+    # The first one is 1 in every program.
+    frequencies[1:] = torch.nextafter(frequencies[1:], torch.tensor(0.0))
+    rows = compare(port, model, torch.randint(0, 300, (2, 200))).rows
+    assert rows.first_bits is not None
+    assert rows.birth is None
+    port.model.rotary_emb.inv_freq *= 1 + 1e-4
+    assert compare(port, model, torch.randint(0, 300, (2, 200))).rows.birth is not None
 
 
 def test_rounding_in_32_bits_is_scaled_from_that_in_16() -> None:

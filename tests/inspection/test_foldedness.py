@@ -241,7 +241,7 @@ class Broken(Strange):
         raise RuntimeError("no weights today\nnor tomorrow")
 
 
-def quantised() -> nn.Module:
+def quantized() -> nn.Module:
     model, _ = tiny("llama")
     layer = model.model.layers[0].self_attn.o_proj
     layer.weight = nn.Parameter(layer.weight.detach().to(torch.int8), requires_grad=False)
@@ -265,8 +265,8 @@ def test_what_is_not_known_is_said(model: nn.Module, reason: str) -> None:
     assert "\n" not in unknown
 
 
-def test_codes_of_a_quantised_model_are_not_taken_for_weights() -> None:
-    form, unknown = foldedness(quantised(), ())
+def test_codes_of_a_quantized_model_are_not_taken_for_weights() -> None:
+    form, unknown = foldedness(quantized(), ())
     assert form is None
     assert unknown.startswith("model.layers.0.self_attn.o_proj.weight is torch.int8")
 

@@ -70,7 +70,7 @@ def fold(
         What was done to each tensor and how far it is exact; also written beside the weights.
 
     Raises:
-        ModelError: If the source is damaged, quantised, pickled, or of a family or class that is not declared; if
+        ModelError: If the source is damaged, quantized, pickled, or of a family or class that is not declared; if
             transformers would load something else from it; or if it changes while it is folded.
         InputError: If nothing of what was asked can be done, or the destination cannot be written.
     """

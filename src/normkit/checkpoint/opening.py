@@ -51,7 +51,7 @@ def read_config(folder: Path, *, infinity: bool = False) -> dict[str, Any]:
 
     Raises:
         ModelError: If there is no configuration, it is not JSON, lacks one of the two, or says that the weights are
-            quantised.
+            quantized.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -63,11 +63,11 @@ def read_config(folder: Path, *, infinity: bool = False) -> dict[str, Any]:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelError(f'{path} names no architecture; add the model\'s class, as in "architectures": ["GPT2Model"]')
     for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and (quantised := part.get("quantization_config")):
-            method = quantised.get("quant_method", "unnamed") if isinstance(quantised, dict) else "unnamed"
+        if isinstance(part, dict) and (quantized := part.get("quantization_config")):
+            method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+            how = "" if method is None else f" ({quoted(method)})"
             raise ModelError(
-                f"{folder} is quantised ({quoted(method)}), and quantised weights are not read; give the model that it "
-                "was made from"
+                f"{folder} is quantized{how}, and quantized weights are not read; give the model that it was made from"
             )
     return config
 
@@ -235,7 +235,7 @@ def open_checkpoint(folder: Path) -> OpenedFolder:
     """Read headers and configuration of a model folder, and derive which tensors read and write what.
 
     Raises:
-        ModelError: If it is not the folder of a model of a declared family, is quantised, pickled or damaged, or holds
+        ModelError: If it is not the folder of a model of a declared family, is quantized, pickled or damaged, or holds
             something that its family's file does not declare.
     """
     # The configuration of a model that only runs is read without torch.

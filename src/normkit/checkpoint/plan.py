@@ -388,6 +388,6 @@ class PlanBuilder:
     def _require_floating(self, name: str) -> None:
         if name in self._tensors and (dtype := self._tensors[name].dtype) not in FLOATS:
             raise ModelError(
-                f"expected {', '.join(FLOATS)} in {name}, got {dtype}: quantised weights cannot be folded; "
+                f"expected {', '.join(FLOATS)} in {name}, got {dtype}: quantized weights cannot be folded; "
                 "give the model that they were made from"
             )

@@ -76,7 +76,7 @@ class FoldContext:
         if name not in self._read:
             info = self.source.tensors[name]
             if info.dtype not in FLOATS:
-                raise ModelError(f"expected {', '.join(FLOATS)} in {name}, got {info.dtype}; give an unquantised model")
+                raise ModelError(f"expected {', '.join(FLOATS)} in {name}, got {info.dtype}; give an unquantized model")
             values = self.source.rows(name, 0, info.matrix[0]).flatten().to(torch.float64)
             check_finite(name, values)
             self._read[name] = values

@@ -132,6 +132,7 @@ def _of_matrices(comparison: Comparison) -> Iterator[Cause]:
             "transposed": "transposed",
             "not transposed": "not transposed, unlike the others of the layers",
             "unrelated": "unrelated to the reference's",
+            "rows in rotary order": "the reference's with the rows of each head in another rotary order",
             "scales of other groups": "quantized with scales of other groups",
         }[what]
         norms = " The norms are right." if comparison.values is not None and comparison.values.is_right else ""

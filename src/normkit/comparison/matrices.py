@@ -23,7 +23,9 @@ from normkit.comparison.weights import Weights
 from normkit.errors import ModelError
 from normkit.text import shortened
 
-Finding = Literal["transposed", "not transposed", "unrelated", "scales of other groups", "other values"]
+Finding = Literal[
+    "transposed", "not transposed", "rows in rotary order", "unrelated", "scales of other groups", "other values"
+]
 
 _EITHER_WAY = ("ONNX",)
 """Runtimes whose graphs multiply by a matrix or by its transpose, so that neither is wrong."""
@@ -94,6 +96,8 @@ def compare_matrices(
                     found[name] = "transposed"
             elif reorders(port, other) or reorders(reference, name):
                 continue
+            elif port.runtime == reference.runtime == "transformers" and _are_in_rotary_order(*both):
+                found[name] = "rows in rotary order"
             elif abs(plain) > _chance(count) or abs(turned or 0.0) > _chance(count_turned) or size > budget:
                 found[name] = "other values"
             else:
@@ -160,6 +164,22 @@ def _sums(weights: Weights, name: str) -> tuple[Tensor, Tensor]:
         of_rows.append(chunk.sum(1))
         of_columns += chunk.sum(0)
     return torch.cat(of_rows), of_columns
+
+
+def _are_in_rotary_order(one: tuple[Weights, str], other: tuple[Weights, str]) -> bool:
+    """Whether the first head's rows are the reference's, its two halves interleaved or its pairs parted."""
+    rows, there = (
+        weights.source.rows(name, 0, min(256, weights.source.tensors[name].matrix[0])).to(torch.float64)
+        for weights, name in (one, other)
+    )
+    for width in (256, 192, 128, 96, 80, 64, 32, 16):
+        if width > len(rows):
+            continue
+        for sizes in ((2, width // 2), (width // 2, 2)):
+            turned = there[:width].unflatten(0, sizes).transpose(0, 1).flatten(0, 1)
+            if (_correlation(rows[:width], turned)[0] or 0.0) >= RELATED:
+                return True
+    return False
 
 
 def _are_reordered(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:

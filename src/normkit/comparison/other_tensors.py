@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 from normkit.comparison.matrices import Finding, compare_matrices
 from normkit.comparison.parameter_pairs import pair_paths
 from normkit.comparison.weights import Weights
+from normkit.text import counted
+
+_COUNTER = re.compile(r"onnx::\w+_\d+$|(?:^|/)(?:const|constant|initializer|tensor|val|arg|t|_v|)_?\d+$", re.IGNORECASE)
+"""Names that torch.onnx and onnx's optimizers give: onnx::MatMul_920, /const_12, val_3, 417."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,9 @@ def compare_others(
     progress: Callable[[str, int, int], None],
 ) -> OtherTensors:
     """Pair tensors by name, whatever stands before it, and by the runtime's table of names; compare the matrices."""
+    counters = [name for name in names if _is_counter(name, port)]
+    names = [name for name in names if name not in {*counters}]
+    names_there = [name for name in names_there if not _is_counter(name, reference)]
     held, held_there = {*names}, {*names_there}
     ours = [_known(name, port.names, held_there) for name in names]
     theirs = [_known(name, reference.names, held) for name in names_there]
@@ -61,6 +69,8 @@ def compare_others(
     shapes = [(names[one], names_there[other]) for one, other in pairs]
     taken, taken_there = {one for one, _ in pairs}, {other for _, other in pairs}
     matrices, notes = compare_matrices(port, reference, shapes, progress)
+    if counters:
+        notes += (f"{counted(len(counters), 'tensor')} with a number for a name, as {counters[0]}, not paired",)
     return OtherTensors(
         paired=len(pairs),
         missing=tuple(name for place, name in enumerate(names_there) if place not in taken_there),
@@ -73,6 +83,11 @@ def compare_others(
         matrices=matrices,
         notes=notes,
     )
+
+
+def _is_counter(name: str, weights: Weights) -> bool:
+    """Whether a name is an exporter's number and an operator's word: two exports number the same tensor otherwise."""
+    return weights.runtime == "ONNX" and name not in weights.names and bool(_COUNTER.search(name))
 
 
 def _known(name: str, table: Mapping[str, Sequence[str]], others: Collection[str]) -> str:

@@ -155,7 +155,11 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy with its parameters in another dtype; buffers, which hold angles and masks, are only made wider.
+    """A copy with its parameters in another dtype; buffers keep their dtype or get a wider one.
+
+    To a narrower dtype buffers are rounded the wrong way, by half a unit to one, if they have to be rounded at all: two
+    right programs have other last bits in the frequencies of rotary positions, and a position of a thousand makes a
+    thousand times as much of that.
 
     Raises:
         MemoryError: If memory does not suffice.
@@ -172,8 +176,13 @@ def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         if each.is_floating_point()
     }
     for each in model.buffers():
-        if each.is_floating_point() and each.dtype.itemsize < dtype.itemsize:
+        if each.is_floating_point() and each.dtype.itemsize <= dtype.itemsize:
             converted[id(each)] = each.to(dtype)
+        elif each.is_floating_point():
+            near = each.to(dtype)
+            far = torch.nextafter(near, torch.where(near > each, -torch.inf, torch.inf).to(dtype)).to(each.dtype)
+            # Ones, powers of two and the like are exact in every program; a mask may hold what overflows.
+            converted[id(each)] = torch.where((near == each) | ~far.isfinite(), each, far)
     # What deepcopy is told to have copied already, it takes as it is.
     return copy.deepcopy(model, converted)
 

@@ -63,10 +63,10 @@ def _verdict(found: Comparison) -> Verdict:
     if found.causes:
         return Verdict(tone="error", headline="different", detail=found.causes[0].sentence)
     if found.differs:
-        detail = f"{_sames(found)}, but the two runs differ." if _sames(found) else "the two runs differ."
+        detail = f"{_sames(found)}, but the two runs differ." if _sames(found) else "The two runs differ."
         return Verdict(tone="error", headline="different", detail=detail)
     if not _sames(found):
-        return Verdict(tone="neutral", headline="nothing to compare", detail="neither of the two has a norm.")
+        return Verdict(tone="neutral", headline="nothing to compare", detail="Neither of the two has a norm.")
     unsure = [] if found.values is None else [group for group in found.values.groups if group.is_right is None]
     if unsure:
         words = f": {unsure[0].verdict}" if unsure[0].verdict else ""
@@ -86,7 +86,8 @@ def _sames(found: Comparison) -> str:
         parts.append(
             f"all {count} norms compute the same formulas" if count > 1 else "the norm computes the same formula"
         )
-    return "; ".join(parts)
+    words = "; ".join(parts)
+    return words[:1].upper() + words[1:]
 
 
 def _all_of(found: Comparison) -> str:

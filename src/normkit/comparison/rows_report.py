@@ -25,11 +25,7 @@ def growth(found: Rows) -> str:
 def beginnings(found: Rows) -> tuple[str, ...]:
     """Where the first difference of two runs is, and the verdict; the causes are told with the others."""
     if found.birth is not None:
-        sentences = [f"The first difference appears {_place(found.birth)}."]
-        bits = found.first_bits
-        if bits is not None and (bits.where, bits.path) != (found.birth.where, found.birth.path):
-            sentences.append(f"Within rounding, the runs differ earlier, {_place(bits)}.")
-        return tuple(sentences)
+        return (f"The first difference appears {_place(found.birth)}.",)
     if found.first_bits is not None:
         largest = f"at most by {significant(found.largest)}. It begins {_place(found.first_bits)}."
         verdict = found.verdict or "no more different than rounding explains"

@@ -235,9 +235,9 @@ def _floating(name: str, weights: Mapping[str, Tensor]) -> Tensor:
     """A tensor of the state dict.
 
     Raises:
-        ModelError: If it holds codes, as of a quantised model.
+        ModelError: If it holds codes, as of a quantized model.
     """
     tensor = weights[name].detach()
     if not tensor.is_floating_point():
-        raise ModelError(f"{name} is {tensor.dtype}: what a quantised model computes does not show in its tensors")
+        raise ModelError(f"{name} is {tensor.dtype}: what a quantized model computes does not show in its tensors")
     return tensor

@@ -88,7 +88,7 @@ def watched_parameters(
     found = []
     for path, tensor in model.named_parameters():
         if not (tensor.is_floating_point() or tensor.is_complex()):
-            # Packed integers of a quantised weight have no length.
+            # Packed integers of a quantized weight have no length.
             continue
         kind: ParameterKind
         if isinstance(owners[id(tensor)], nn.Embedding):
