@@ -124,9 +124,10 @@ class Drafting(Stack):
     def __init__(self, *, is_late: bool, together: str) -> None:
         super().__init__()
         self.head, self.draft = (nn.Linear(WIDTH, TOKENS, bias=False) for _ in range(2))
+        self.last = nn.Linear(TOKENS, TOKENS, bias=False)
         generator = torch.Generator().manual_seed(8)
-        for linear in (self.head, self.draft):
-            linear.weight.data = torch.randn(TOKENS, WIDTH, generator=generator) / WIDTH**0.5
+        for linear in (self.head, self.draft, self.last):
+            linear.weight.data = torch.randn(linear.weight.shape, generator=generator) / WIDTH**0.5
         self.is_late, self.together = is_late, together
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -135,10 +136,12 @@ class Drafting(Stack):
             x = x + linear(norm(x))
         y = self.final(x)
         drafted, logits = self.draft(y if self.is_late else x), self.head(y)
+        if self.together == "behind a map":
+            drafted = self.last(torch.tanh(drafted))
         return logits + drafted if self.together == "sum" else torch.cat([logits, drafted], -1)
 
 
-@pytest.mark.parametrize("together", ["sum", "cat"])
+@pytest.mark.parametrize("together", ["sum", "cat", "behind a map"])
 def test_a_second_head_that_reads_the_stream_before_the_final_norm_is_named(
     together: str, ids: dict[str, Tensor]
 ) -> None:

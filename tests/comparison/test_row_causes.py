@@ -11,7 +11,7 @@ from normkit.comparison.effects import Formula
 from normkit.comparison.norm_causes import applied, causes_at
 from normkit.comparison.own_rounding import Limit
 from normkit.comparison.recording import RecordedNorm
-from normkit.comparison.row_causes import RowCause, cause_of_head, causes_before, causes_of_outputs, together
+from normkit.comparison.row_causes import RowCause, cause_of_head, causes_before, causes_of_outputs, order_of, together
 from normkit.comparison.row_places import Place
 
 SPEC = specs.TORCH_LAYER_NORM
@@ -68,8 +68,16 @@ OTHERS = {"P": norm(rows(1), rows(2)), "A": norm(rows(3), rows(4)), "F": norm(ro
         (rows(3) / 32**0.5, "scale", "0.1768 times what enters it in the reference: a factor sqrt(32) is missing"),
         (rows(3) * 3, "scale", "3 times"),
         (rows(2), "wiring", "what enters a in the port is what leaves P in the reference"),
-        (rows(3) - rows(1) + rows(2), "wiring", "sum with what leaves P in place of what enters it"),
-        (rows(3) - rows(1), "wiring", "sum without what enters P"),
+        (
+            rows(3) - rows(1) + rows(2),
+            "wiring",
+            "connection around P adds what the norm gives, not what enters it, as what enters a shows",
+        ),
+        (
+            rows(3) - rows(1),
+            "wiring",
+            "what enters a lacks what enters P, which the reference's sum has: a residual connection is m",
+        ),
         (rows(3) + rows(2), "wiring", "sum with what leaves P once more"),
     ],
 )
@@ -79,6 +87,18 @@ def test_what_arrives_in_place_of_the_reference_s_rows(x: Tensor, kind: str, sai
     (cause,) = causes_before(place, {"a": norm(x, rows(50))}, OTHERS, LIMIT, starts, may_be_attention=True)
     assert cause.kind == kind
     assert said in cause.words
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-8, 1e-2])
+@pytest.mark.parametrize("what", ["features", "heads"])
+def test_another_order_of_features_or_heads_is_told(what: str, noise: float) -> None:
+    x0 = rows(3)
+    x = x0.flip(-1) if what == "features" else x0.unflatten(0, (16, 4)).flip(1).flatten(0, 1)
+    x = x + noise * rows(5)
+    place = Place(path="a", reference="A", matched_by="order", port_rows=(x, x), reference_rows=(x0, x0))
+    cause = order_of(place, LIMIT, 16)
+    assert (cause is None) is (noise > 1e-7)
+    assert cause is None or cause.words == f"what enters a is the reference's with its {what} in another order"
 
 
 def test_the_first_token_may_agree_alone() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from normkit.comparison.comparing import compare
 from normkit.comparison.own_rounding import OwnRounding, own_rounding
 from normkit.comparison.recording import Recording
 from normkit.comparison.rows import Rows, compare_rows
@@ -87,6 +88,13 @@ def test_the_output_of_a_norm_whose_gain_is_folded_differs_by_design(exact: Refe
             weight.mul_(gain)
         layer.a.g.fill_(1 - layer.a.offset)
     rows = recorded(port, IDS)
+    # What reads a norm in code of one's own nobody declares, and the rows behind it show it.
+    whole = compare(port, exact.model, IDS)
+    assert (whole.verdict, whole.rows.birth) == ("the same", None)
+    assert {each.relation.kind for each in whole.values.tensors if each.path == "stack.1.a"} == {"folded"}
+    lost = port_of(exact.model, "")
+    lost.stack[1].a.g.data.fill_(1 - layer.a.offset)
+    assert compare(lost, exact.model, IDS).verdict == "different"
     found = compare_rows(rows, exact.recording, exact.own, folded=["stack.1.a"])
     assert (found.birth, found.causes, found.at_norms) == (None, (), ())
     unfolded = compare_rows(rows, exact.recording, exact.own)
@@ -199,7 +207,8 @@ def test_words_of_the_wiring(exact: Reference) -> None:
     )
     assert said["applied twice"] == "stack.1.a is applied twice: what leaves it enters it again"
     assert said["residual order"] == (
-        f"what enters last in the port is the reference's sum with what leaves {behind} in place of what enters it"
+        f"the residual connection around {behind} adds what the norm gives, not what enters it, "
+        "as what enters last shows"
     )
     assert said["missing norm"].endswith(f"where the reference has {behind}")
     assert "a factor sqrt(64)" in said["embedding scale"]

@@ -192,14 +192,22 @@ def _with_norms(
             own = own_rounding(reference.model, given, runs[1], tokens=_ROWS)
         stored = () if found.values is None else found.values.tensors
         folded = [each.path for each in stored if each.relation.kind == "folded"]
-        rows = _rows(_formulas(contrasts, there), recordings, own, folded)
+        formulas = _formulas(contrasts, there)
+        rows = _rows(formulas, recordings, own, folded)
+        # Gains of 1 whose readers nobody declares: where all else agrees to the outputs, the readers hold the gains.
+        lost = {each.path for each in stored if each.relation.kind in ("constant", "undecided") and not each.is_right}
+        if lost and rows.birth is not None and rows.outputs_agree and found.values is not None:
+            without = _rows(formulas, recordings, own, [*folded, *lost])
+            if without.birth is None and not without.causes:
+                rows = without
+                found = replace(found, values=found.values.with_folded(lost))
         if rows.not_run:
             lacking.setdefault("rows", rows.not_run)
     in_place = {path: other for path, other, _ in rows.pairs} | {each.path: each.reference_path for each in stored}
     alone = with_counterparts(unmatched(here.book, there.book, paired), in_place)
     conventions = Conventions(
         pairs=tuple(
-            across_dtypes(_observed(each, recordings), _dtypes(each.pair, recordings))
+            across_dtypes(_observed(each, recordings), _dtypes(each.pair, recordings), were_run=len(runs) == 2)
             for each in contrasts
             if _is_wanted(site, each.pair.entry.path, each.pair.reference.path)
         ),

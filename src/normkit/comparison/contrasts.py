@@ -77,16 +77,18 @@ def contrast(each: Match, here: Survey, there: Survey) -> Contrast:
     return Contrast(pair=pair, formulas=formulas)
 
 
-def across_dtypes(pair: Pair, dtypes: tuple[str, str]) -> Pair:
-    """The pair, with a note in place of a change where the two round the row elsewhere and run in other dtypes.
+def across_dtypes(pair: Pair, dtypes: tuple[str, str], *, were_run: bool) -> Pair:
+    """The pair, with a note in place of a change of casts that the dtypes in which the two run do not feel.
 
     A model in float32 has one rounding; where its port in 16 bits has them, the model does not say. Statistics that a
-    port takes in 16 bits are a change in any case.
+    port takes in 16 bits are a change then, too. Where both were run in 32 bits or more, no cast is one.
     """
     pair = replace(pair, dtypes=dtypes)
-    if not all(dtypes) or dtypes[0] == dtypes[1]:
+    are_wide = were_run and {*dtypes} <= {"float32", "float64"}
+    if not all(dtypes) or (dtypes[0] == dtypes[1] and not are_wide):
         return pair
-    noted = tuple(change for change in pair.changes if _is_cast_alone(change))
+    casts = ("casts", "output dtype", "offset dtype")
+    noted = tuple(change for change in pair.changes if _is_cast_alone(change) or (are_wide and change.reading in casts))
     left = tuple(change for change in pair.changes if change not in noted)
     return replace(pair, changes=left, casts=noted, observed=pair.observed if left or pair.parameters else None)
 

@@ -58,7 +58,7 @@ class Pair:
     with_parameters: bool = True
     """`observed` is with gain and bias; False where the reference's are not at hand."""
     casts: tuple[Change, ...] = ()
-    """Where they round otherwise and run in other dtypes, which rows judge."""
+    """Where they round otherwise, and run in dtypes that do not tell or do not feel it; rows judge that."""
     dtypes: tuple[str, str] = ("", "")
     """The dtypes of their outputs, else of their parameters; "" where neither is known."""
 

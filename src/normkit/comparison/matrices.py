@@ -176,7 +176,7 @@ def _are_in_rotary_order(one: tuple[Weights, str], other: tuple[Weights, str]) -
         if width > len(rows):
             continue
         for sizes in ((2, width // 2), (width // 2, 2)):
-            turned = there[:width].unflatten(0, sizes).transpose(0, 1).flatten(0, 1)
+            turned = there[:width].reshape(*sizes, -1).transpose(0, 1).reshape(width, -1)
             if (_correlation(rows[:width], turned)[0] or 0.0) >= RELATED:
                 return True
     return False

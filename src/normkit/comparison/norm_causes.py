@@ -134,9 +134,10 @@ def _other_divisor(x: Tensor, y: Tensor, formula: Formula, limit: Limit) -> str 
 def rounds_elsewhere(place: Place, formula: Formula) -> float | None:
     """The share of the port's outputs with the bits of the reference's program; None where that is as large as its own.
 
-    None also where nothing is in 16 bits, or the formula does not give the reference's own bits.
+    None also where the two are not in one dtype of 16 bits, or the formula does not give the reference's own bits.
     """
-    if not {each.dtype for each in (*place.port_rows, *place.reference_rows)} <= {*HALF}:
+    dtypes = {each.dtype for each in (*place.port_rows, *place.reference_rows)}
+    if len(dtypes) > 1 or not dtypes <= {*HALF}:
         return None
     if place.port_rows[0].dim() > 2 or _share(formula, place.reference_rows) < _SAME_BITS:
         return None

@@ -80,7 +80,8 @@ def _sames(found: Comparison) -> str:
     parts = []
     if found.values is not None and found.values.tensors and found.values.is_right is not False:
         groups = found.values.groups
-        words = f" ({groups[0].words}, {groups[0].verdict})" if len(groups) == 1 and groups[0].verdict else ""
+        is_told = len(groups) == 1 and groups[0].verdict and groups[0].words != "equal"
+        words = f" ({groups[0].words}, {groups[0].verdict})" if is_told else ""
         parts.append(f"{_all_of(found)} are right{words}")
     if count := len(found.conventions.pairs):
         parts.append(
@@ -191,8 +192,9 @@ def _facts(found: Comparison) -> tuple[Fact, ...]:
         facts += _parameter_facts(found, role)
     noted = Counter((difference(change), pair.dtypes) for pair in found.conventions.pairs for change in pair.casts)
     for (words, dtypes), count in noted.items():
-        where = f"at {counted(count, 'norm')}: the port is in {dtypes[0]}, the reference in {dtypes[1]}"
-        facts.append(Fact("casts", f"{words} {where}", "note"))
+        both = f"both run in {dtypes[0]}, which does not feel it"
+        why = both if dtypes[0] == dtypes[1] else f"the port is in {dtypes[0]}, the reference in {dtypes[1]}"
+        facts.append(Fact("casts", f"{words} at {counted(count, 'norm')}: {why}", "note"))
     left_out = merged(
         ("not compared", path, reason if reason == other else f"{reason}; in the reference: {other}")
         for path, (reason, other) in found.conventions.left_out.items()

@@ -33,7 +33,8 @@ class RowCause:
 
     kind: str
     """Its kind: "formula", "divisor", "casts", "gain", "swapped gains", "not applied", "applied twice", "missing norm",
-    "extra norm", "final norm", "scale", "softcap", "wiring", "first token" or "unknown"."""
+    "extra norm", "final norm", "scale", "softcap", "wiring", "first token",
+    "order" or "unknown"."""
     paths: tuple[str, ...]
     """The port's norms that it is about, or the reference's if they are missing."""
     words: str
@@ -78,7 +79,7 @@ def causes_before(
             yield RowCause(kind="wiring", paths=(place.path,), words=f"{beginning} what {found} in {owner}")
             return
     if (found := _other_sum(x.double() - x0.double(), others)) is not None:
-        yield RowCause(kind="wiring", paths=(place.path,), words=f"{beginning} the reference's sum {found}")
+        yield RowCause(kind="wiring", paths=(place.path,), words=found.format(f"what enters {place.path}"))
         return
     apart = distances(x, x0)
     is_first = bool(starts.any()) and not bool(starts.all()) and float(apart[starts].max()) <= limit.worst
@@ -88,6 +89,21 @@ def causes_before(
             "softmax's scale or the mask, for a token alone attends to itself whatever these are"
         )
         yield RowCause(kind="first token", paths=(place.path,), words=words)
+
+
+def order_of(place: Place, limit: Limit, tokens: int) -> RowCause | None:
+    """What arrives at a norm has the reference's numbers in another order: of the features, or of a token's heads."""
+    x, x0 = (rows.flatten(1).double() for rows in (place.port_rows[0], place.reference_rows[0]))
+    beginning = f"what enters {place.path} is the reference's with"
+    if limit.holds(distances(x.sort(-1).values, x0.sort(-1).values)):
+        return RowCause(kind="order", paths=(place.path,), words=f"{beginning} its features in another order")
+    if tokens and len(x) % tokens == 0 and len(x) > tokens:
+        # As heads in another order keep the sum over the heads and that of squares.
+        heads, heads_there = (rows.reshape(tokens, -1, rows.shape[-1]) for rows in (x, x0))
+        sums = [(one.sum(1), two.sum(1)) for one, two in ((heads, heads_there), (heads**2, heads_there**2))]
+        if all(limit.holds(distances(*each)) for each in sums):
+            return RowCause(kind="order", paths=(place.path,), words=f"{beginning} its heads in another order")
+    return None
 
 
 def cause_of_head(head: Tensor, calls: Calls, others: Calls, limit: Limit) -> Iterator[RowCause]:
@@ -173,12 +189,15 @@ def _other_sum(change: Tensor, others: Calls) -> str | None:
             continue
         x, y = norm.normalized.double(), norm.output.double()
         for part, words in (
-            (y - x, f"with what leaves {other} in place of what enters it"),
-            (x - y, f"with what enters {other} in place of what leaves it"),
-            (-x, f"without what enters {other}"),
-            (x, f"with what enters {other} once more"),
-            (-y, f"without what leaves {other}"),
-            (y, f"with what leaves {other} once more"),
+            (
+                y - x,
+                f"the residual connection around {other} adds what the norm gives, not what enters it, as {{}} shows",
+            ),
+            (x - y, f"the residual connection around {other} adds what enters it, not what it gives, as {{}} shows"),
+            (-x, f"{{}} lacks what enters {other}, which the reference's sum has: a residual connection is missing"),
+            (x, f"{{}} is the reference's sum with what enters {other} once more"),
+            (-y, f"{{}} is the reference's sum without what leaves {other}"),
+            (y, f"{{}} is the reference's sum with what leaves {other} once more"),
         ):
             apart = float(distances(change, part).median())
             if apart < _ELSEWHERE and (best is None or apart < best[0]):

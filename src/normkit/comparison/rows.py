@@ -25,6 +25,7 @@ from normkit.comparison.row_causes import (
     causes_before,
     causes_of_heads,
     causes_of_outputs,
+    order_of,
     together,
 )
 from normkit.comparison.row_places import Place, Places, block_between, calls_of, first_tokens, other_text, paired
@@ -91,6 +92,8 @@ class Rows:
     """At how many norms they were compared."""
     largest: float = 0.0
     """The largest distance at these norms and of the outputs, of the worst row."""
+    outputs_agree: bool | None = None
+    """Rounding explains how far the outputs are apart; None if they were not compared."""
     not_run: str = ""
     """Why they were not compared, or ""."""
     verdict: str = ""
@@ -172,6 +175,7 @@ def compare_rows(
         first_bits=scan.first_bits,
         compared=len(places.pairs),
         largest=max((step.worst for step in scan.steps), default=0.0),
+        outputs_agree=scan.outputs_agree,
         verdict=_verdict(scan, own),
         steps=tuple(scan.steps),
         at_norms=tuple(scan.limits),
@@ -207,6 +211,9 @@ def _causes(
     if birth.where == "before":
         place = by_path[birth.path or ""]
         limit, starts = scan.allowed("before", place.reference), first_tokens(port.tokens, len(place.port_rows[0]))
+        if (order := order_of(place, limit, sum(map(len, port.tokens)))) is not None:
+            yield order
+            return
         may_be = birth.block in ("attention", "")
         yield from causes_before(place, here, there, limit, starts, may_be_attention=may_be)
     if birth.where == "after":
@@ -241,6 +248,7 @@ class _Scan:
         self.steps: list[Step] = []
         self.birth: Birth | None = None
         self.first_bits: Birth | None = None
+        self.outputs_agree: bool | None = None
         self.limits: dict[str, Limit] = {}
         """Path of a norm that does not follow the reference's formula -> what rounding explains there."""
         self.rounded: dict[str, float] = {}
@@ -296,7 +304,8 @@ class _Scan:
             differs=_worst(apart),
             block="head",
         )
-        self._step(birth, None, apart, not self.allowed("after", None).holds(apart))
+        self.outputs_agree = self.allowed("after", None).holds(apart)
+        self._step(birth, None, apart, not self.outputs_agree)
 
     def allowed(self, where: Where, reference: str | None) -> Limit:
         """What rounding explains at a place."""

@@ -19,7 +19,8 @@ def growth(found: Rows) -> str:
     where = "in the output" if later[-1].path is None else f"at {later[-1].path}"
     parts.append(f"by {significant(later[-1].median)} {where}")
     own = f", {significant(later[-1].units)} times as much as the reference from itself" if later[-1].units else ""
-    return f"After it the median row differs {', '.join(parts)}{own}."
+    agree = " The outputs agree within rounding." if found.outputs_agree else ""
+    return f"After it the median row differs {', '.join(parts)}{own}.{agree}"
 
 
 def beginnings(found: Rows) -> tuple[str, ...]:

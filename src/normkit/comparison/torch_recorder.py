@@ -150,7 +150,8 @@ class _Recorder(TorchFunctionMode):
         self._tokens: list[tuple[int, ...]] = []
         self._outputs: list[Tensor] = []
         self._heads: list[Tensor] = []
-        self._maps: list[tuple[str, Any, Any]] = []
+        # Path of the module, what the map takes and makes, and whether no norm is called after it.
+        self._maps: list[tuple[str, Any, Any, bool]] = []
         self._more_heads: dict[str, list[Tensor]] = {}
         self._runs = 0
         # Which tokens of this run are kept, (B, T); None where there are no tokens.
@@ -188,9 +189,10 @@ class _Recorder(TorchFunctionMode):
         if y is not None and y.dim() > 1 and missing > 0:
             self._outputs.append(self._picked(_gathered(y), 1, missing)[:missing])
             seen = Counter[str]()
-            for place, (path, x, made) in enumerate(self._maps, 1):
-                # Between the head and the output there may be a scale, a softcap or a cast.
-                if _are_rows(x) and _are_rows(made) and not is_distributed(x) and _makes(made, y):
+            for place, (path, x, made, is_last) in enumerate(self._maps, 1):
+                # Between the head and the output there may be a scale, a softcap or a cast, or another map.
+                makes = _are_rows(made) and made.shape[:-1] == y.shape[:-1]
+                if _are_rows(x) and makes and not is_distributed(x) and (is_last or _makes(made, y)):
                     rows = self._picked(x, 1, missing)[:missing]
                     seen[path] += 1
                     key = f"{path or 'of the model'}#{seen[path]}" if seen[path] > 1 else path or "of the model"
@@ -228,7 +230,7 @@ class _Recorder(TorchFunctionMode):
         if function in _LINEAR_MAPS:
             y = function(*args, **kwargs)
             # The tensors are the model's own until the end of its run; the last ones stay.
-            self._maps = [*self._maps[1 - _HEADS :], (self._frames[-1][0], first_tensor(args, kwargs), y)]
+            self._maps = [*self._maps[1 - _HEADS :], (self._frames[-1][0], first_tensor(args, kwargs), y, True)]
             return y
         parent, is_inside, made = self._frames[-1]
         if is_inside or (name := NORM_FUNCTIONS.get(function)) is None:
@@ -259,6 +261,7 @@ class _Recorder(TorchFunctionMode):
         """Keep what a call that was seen to begin has returned, if it has the input's shape."""
         if (entered := self._entered.pop(path, None)) is None:
             return
+        self._maps = [(where, given, made, False) for where, given, made, _ in self._maps]
         x, y = entered.x, output[0] if isinstance(output, tuple) and output else output
         if is_distributed(x) and isinstance(y, Tensor) and not is_distributed(y):
             split: Any = x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,6 +65,19 @@ class Values:
         if any(each.is_right is False for each in self.tensors):
             return False
         return True if self.tensors and all(each.is_right for each in self.tensors) else None
+
+    def with_folded(self, paths: Collection[str]) -> Values:
+        """The values, where a run has shown that what reads these norms holds their gains and biases."""
+        tensors = []
+        for each in self.tensors:
+            if each.path in paths:
+                reason = (
+                    f"{each.relation.words.partition(':')[0]}: folded into its readers, as the rows behind them show"
+                )
+                made = replace(each.relation, kind="folded", reason=reason)
+                each = replace(each, relation=made, verdict="", is_right=True)
+            tensors.append(each)
+        return replace(self, tensors=tuple(tensors))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
