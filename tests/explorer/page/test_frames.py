@@ -93,7 +93,5 @@ def test_points_of_few_or_many_features_can_be_drawn(pictures, n):
 def test_two_thousand_points_can_be_drawn(pictures):
     points = torch.randn(2000, 3).double().round(decimals=3).tolist()
     cloud = {"label": "many", "n": 3, "points": points, "groups": [0] * 2000}
-    for picture in pictures(
-        *({"cloud": "many", "stage": stage} for stage in (0, 1.5, 4)), data={"clouds": {"many": cloud}}
-    ):
-        assert_drawable(picture)
+    (picture,) = pictures({"cloud": "many", "stage": 1.5}, data={"clouds": {"many": cloud}})
+    assert_drawable(picture)

@@ -62,9 +62,9 @@ def any_state(chance: random.Random) -> dict:
 
 @pytest.fixture(scope="module")
 def round_trips(modules):
-    """Five hundred pairs of a start and a state: how each comes back from its own link."""
+    """A hundred and fifty pairs of a start and a state: how each comes back from its own link."""
     chance = random.Random(6)
-    pairs = [[any_state(chance) if chance.random() < 0.5 else {}, any_state(chance)] for _ in range(500)]
+    pairs = [[any_state(chance) if chance.random() < 0.5 else {}, any_state(chance)] for _ in range(150)]
     return modules.run(
         """async (pairs) => {
           const { createStore, startFrom } = await load("state.js");
@@ -88,9 +88,9 @@ def test_every_state_survives_its_link(round_trips):
 
 
 def test_the_round_trips_are_of_different_states(round_trips):
-    assert len({trip["hash"] for trip in round_trips}) == 500
+    assert len({trip["hash"] for trip in round_trips}) == 150
     assert {trip["state"]["scene"] for trip in round_trips} == set(SCENES)
-    assert sum(bool(trip["state"]["edits"]) for trip in round_trips) > 100
+    assert sum(bool(trip["state"]["edits"]) for trip in round_trips) > 30
 
 
 def test_a_link_is_text_that_an_address_holds(round_trips):

@@ -88,10 +88,10 @@ def assert_close(found, wanted, relative=RELATIVE):
 @pytest.mark.parametrize("mode", MODES)
 def test_every_norm_is_pytorchs(modules, mode):
     cases = []
-    for x, eps, place in itertools.product(clouds(), (0.0, 1e-12, 1e-5, 1.0), ("inside", "outside")):
+    for x, eps, place in itertools.product(clouds(), (0.0, 1e-5, 1.0), ("inside", "outside")):
         cases += [(x, norm(mode, eps, place)), (x, norm(mode, eps, place, GAIN, BIAS))]
     stages = modules.each("norms.js", "normalize", [(x.tolist(), given) for x, given in cases])
-    assert len(stages) == 35 * 8 * 2
+    assert len(stages) == 35 * 6 * 2
     for (x, given), (raw, _, _, _, biased) in zip(cases, stages, strict=True):
         assert raw == x.tolist()
         # A mean of 1000 is rounded by 1000 machine epsilons of the deviations; PyTorch takes it once.

@@ -66,13 +66,10 @@ def test_it_is_the_picture_of_the_canvas(modules):
     assert different < 0.01, f"{different:.2%} of the pixels are another colour"
 
 
-def test_equal_commands_give_equal_bytes(modules):
+def test_equal_commands_give_equal_bytes_with_two_decimals_and_shared_styles(modules):
     commands = everything(modules)
-    assert written(modules, commands) == written(modules, commands)
-
-
-def test_numbers_have_two_decimals_and_styles_are_shared(modules):
-    text = written(modules, everything(modules))
+    text = written(modules, commands)
+    assert written(modules, commands) == text
     assert re.findall(r"\d\.\d{3,}", text) == []
     assert re.search(r'[" ]-0[" ]', text) is None
     assert "NaN" not in text
