@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,15 +25,32 @@ _LIBRARIES = (
     "normkit.layers",
 )
 _KNOWN: dict[object, Examination | Exception] = {}
+_STOCK: dict[object, nn.Module] = {}
+_build_stock = intent._built
 
 
 @contextmanager
 def examined_once() -> Iterator[None]:
-    """Inspections and conversions ask `examine` nothing of a library's module that it has answered of a like one."""
+    """Inspections and conversions ask `examine` nothing of a library's module that it has answered of a like one.
+
+    The stock model of a config, of which an inspection looks at the norms, is built once.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for asking in (finder, intent):
             patch.setattr(asking, "examine", _examined)
+        patch.setattr(intent, "_built", _stock)
         yield
+
+
+def _stock(stock_class: Any, config: Any) -> nn.Module | None:
+    """`intent._built`; what it made of the same config and the same classes of the library is not made again."""
+    library = vars(sys.modules[stock_class.__module__])
+    key = (stock_class, config.to_json_string(use_diff=False), *map(id, library.values()))
+    if key not in _STOCK or not all(map(is_as_written, {type(module) for module in _STOCK[key].modules()})):
+        if (built := _build_stock(stock_class, config)) is None:
+            return None
+        _STOCK[key] = built
+    return _STOCK[key]
 
 
 def _examined(norm: nn.Module, shape: Sequence[int], **options: Any) -> Examination:
