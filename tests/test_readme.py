@@ -25,6 +25,7 @@ EXHAUSTIVE = {
     "declare-intent",
     "first-inspection",
     "gate-a-model-in-ci",
+    "record-a-run",
     "rerun-the-studies",
     "test-your-norm",
     "watch-training",

@@ -6,10 +6,17 @@ import pytest
 from PIL import Image
 
 from helpers import diagonal
-from normkit.geometry.figures import two_epsilons
 from normkit.show import theme
 from normkit.show.axes import new_axes
 from normkit.show.drawing import _NO_METADATA, Drawing, element
+
+
+def rising():
+    words = {"title": "A line that rises", "caption": "It rises from 1 to 3.", "description": "One line."}
+    with theme.style():
+        ax = new_axes()
+        ax.plot([0, 1], [1, 3], color=theme.colour("accent"))
+        return Drawing(name="rising", figure=ax.figure, **words)
 
 
 @pytest.mark.slow
@@ -18,7 +25,7 @@ from normkit.show.drawing import _NO_METADATA, Drawing, element
 def test_a_second_drawing_has_the_same_bytes(kind, scheme):
     def once():
         with theme.style(scheme):
-            return two_epsilons()
+            return rising()
 
     drawing = once()
     first = drawing.file(kind)
@@ -28,7 +35,7 @@ def test_a_second_drawing_has_the_same_bytes(kind, scheme):
 
 @pytest.mark.slow
 def test_files_hold_title_and_caption_and_no_date():
-    drawing = two_epsilons()
+    drawing = rising()
     svg = drawing.file("svg").decode()
     words = re.sub(r"\s+", " ", " ".join(re.findall(r">([^<]+)<", svg)))
     assert drawing.title in words
@@ -46,7 +53,7 @@ def test_files_hold_title_and_caption_and_no_date():
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_ground_of_a_file_is_that_of_its_scheme_to_the_edge(scheme):
     with theme.style(scheme):
-        drawing = two_epsilons()
+        drawing = rising()
     with Image.open(io.BytesIO(drawing.file("png"))) as image:
         corners = [image.convert("RGB").getpixel((x, y)) for x in (1, image.width - 2) for y in (1, image.height - 2)]
     paper = {"light": theme.LIGHT, "dark": theme.DARK}[scheme]["paper"]
@@ -55,21 +62,21 @@ def test_the_ground_of_a_file_is_that_of_its_scheme_to_the_edge(scheme):
 
 def without_ids(svg):
     """The element without the names that Matplotlib makes of hashes, of colours among others."""
-    return re.sub(r"two-epsilons-[mp][0-9a-f]{10}", "", svg)
+    return re.sub(r"rising-[mp][0-9a-f]{10}", "", svg)
 
 
 @pytest.mark.slow
 def test_a_dark_drawing_stands_in_a_page_like_a_light_one():
     with theme.style("dark"):
-        dark = two_epsilons()
+        dark = rising()
     assert dark.scheme == "dark"
-    assert without_ids(dark.svg()) == without_ids(two_epsilons().svg())
+    assert without_ids(dark.svg()) == without_ids(rising().svg())
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_writing_a_file_leaves_the_figure_as_it_was():
-    drawing = two_epsilons()
+    drawing = rising()
     before = without_ids(drawing.svg())
     drawing.file("png")
     assert without_ids(drawing.svg()) == before
