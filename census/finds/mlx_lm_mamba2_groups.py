@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from mlx_lm.models import mamba2
 from mlx_lm.utils import load_model
+from safetensors.torch import save_file
 from transformers import Mamba2Config, Mamba2ForCausalLM
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 
@@ -50,16 +51,17 @@ def show(module):
         return np.array(norm(mx.array(np.asarray(x))))
 
     passport = nk.identify(called, FEATURES, weight=torch.ones(FEATURES))
-    print(f"  normkit: {passport.spec.groups} groups, {passport.spec}")
+    print(f"  normkit: groups {passport.spec.groups}, {passport.spec}")
     row = mx.array([[1.0] * 8 + [10.0] * 56])
     y = np.array(norm(row))[0]
     print(f"  a group of ones and seven of tens: {y[0]:.3f} and {y[-1]:.3f}")
 
 
 def logits(module, folder, tokens):
-    classes = (module.Model, module.ModelArgs)
     # mlx-lm asks for the inner width, which transformers 5 computes from `expand`.
-    model, _ = load_model(folder, model_config={"intermediate_size": 1024}, get_model_classes=lambda _: classes)
+    inner = {"intermediate_size": SIZES["expand"] * SIZES["hidden_size"]}
+    classes = (module.Model, module.ModelArgs)
+    model, _ = load_model(folder, model_config=inner, get_model_classes=lambda **_: classes)
     return torch.from_numpy(np.array(model(mx.array(tokens.numpy()))))
 
 
@@ -74,9 +76,10 @@ if __name__ == "__main__":
     with torch.no_grad():
         right = reference(tokens).logits
     theirs = nk.identify(MambaRMSNormGated(FEATURES, FEATURES // GROUPS, 1e-5), FEATURES).spec
-    print(f"transformers\n  normkit: {theirs.groups} groups, {theirs}")
+    print(f"transformers\n  normkit: groups {theirs.groups}, {theirs}")
     with tempfile.TemporaryDirectory() as folder:
-        reference.save_pretrained(folder)
+        save_file(reference.state_dict(), Path(folder, "model.safetensors"), {"format": "pt"})
+        reference.config.to_json_file(Path(folder, "config.json"))
         for title, module in (("as installed", mamba2), ("with the fix", fixed("mlx_lm_mamba2_groups", mamba2))):
             print(title)
             show(module)

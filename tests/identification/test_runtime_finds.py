@@ -59,11 +59,11 @@ def test_mlx_lm_norms_mamba2_without_its_groups(theirs):
 
 
 class Gain(nn.Module):
-    """A norm of Rust or MLX with a gain of its own; 1 is `start` in Gemma's convention, where 0 is stored."""
+    """A formula of x and its gain as a module; `start` is the gain that is stored for 1."""
 
-    def __init__(self, formula, start=0.0):
+    def __init__(self, formula, start=0.0, n=64):
         super().__init__()
-        self.weight, self.formula = nn.Parameter(torch.full((64,), start)), formula
+        self.weight, self.formula = nn.Parameter(torch.full((n,), start)), formula
 
     def forward(self, x):
         return self.formula(x, self.weight)
@@ -110,6 +110,26 @@ def test_mlx_lm_adds_gemmas_1_in_the_dtype_of_the_weight(theirs):
         return torch.from_numpy(np.array(y.astype(mx.float32))).to(x.dtype)
 
     assert nk.identify(call, 64, weight=torch.zeros(64)).spec.offset_dtype == "parameter"
+
+
+def test_burn_divides_by_a_rounded_scale():
+    # burn 2c06be35, crates/burn-nn/src/modules/norm/rms.rs:71 to 76.
+    def burn(x, weight):
+        return x / (x.float().square().mean(-1, keepdim=True) + 1e-5).sqrt().to(x.dtype) * weight
+
+    casts = nk.identify(Gain(burn, start=1.0), 64).undecidable["casts"]
+    assert casts.startswith("it divides by s rounded to the input's dtype")
+
+
+def test_ggml_takes_the_variance_in_one_pass_on_gpus():
+    def ggml(x, weight):
+        # ggml d99724f2, src/ggml-cuda/norm.cu:20 to 37; models multiply by the gain after it.
+        mean = x.sum(-1, keepdim=True) / x.shape[-1]
+        variance = x.square().sum(-1, keepdim=True) / x.shape[-1] - mean * mean
+        return (x - mean) * torch.rsqrt(variance + 1e-5) * weight
+
+    evidence = nk.identify(Gain(ggml, start=1.0, n=1024), 1024).evidence
+    assert any("E[x^2] - E[x]^2, which this norm must compute" in line for line in evidence)
 
 
 def test_coremltools_multiplies_eps_by_the_largest_square():

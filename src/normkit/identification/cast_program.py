@@ -96,6 +96,8 @@ def recover(
     # Programs that tie do the same here. The simplest of them is reported.
     found = next(candidate for candidate in candidates if candidate.is_as_good_as(shares))
     readings = {**_readings(found, candidates, sum(run.x.numel() for run in compared[first])), **eps}
+    if found.worst < MATCHED and (rounded := _rounded_scale(programs, compared)):
+        readings["casts"] = Reading.open(rounded, *readings["casts"].evidence)
     if overflows:
         line = "rows of magnitude 1000 overflow in float16: statistics in the input's dtype"
         casts = readings["casts"]
@@ -168,6 +170,19 @@ def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int)
     if found.spec.weight_offset:
         readings["offset dtype"] = _offset_reading(found, candidates)
     return readings
+
+
+def _rounded_scale(programs: Sequence[NormSpec], compared: Mapping[torch.dtype, Sequence[Run]]) -> str | None:
+    """The one program that is met and that no spec describes: x divided by s, rounded to the input's dtype."""
+    for spec in programs:
+        if spec.statistics_dtype == "float32" and spec.cast != "late" and not spec.round_rstd:
+            shares = {
+                dtype: half_precision_calls.share_with_rounded_scale(runs, spec) for dtype, runs in compared.items()
+            }
+            if min(shares.values()) >= MATCHED:
+                figures = " and ".join(f"{share:.2%} in {dtype_name(dtype)}" for dtype, share in shares.items())
+                return f"it divides by s rounded to the input's dtype, and no spec has that; so computed: {figures}"
+    return None
 
 
 def _offset_reading(found: _Candidate, candidates: Sequence[_Candidate]) -> Reading:

@@ -22,6 +22,8 @@ from normkit.identification.specimen import Specimen
 from normkit.spec import NormSpec
 
 DEFINITION = "in float64, rounded where the program rounds"
+ROUNDED_SCALE = "x / s with s rounded"
+"""An order that no spec describes: `round_rstd` rounds 1/s."""
 _ELEMENTS = 8192
 _ENTRIES = 64
 _SHORT = 8
@@ -83,6 +85,7 @@ def _normalized(x: Tensor, rows: Tensor, spec: NormSpec, gain: Tensor | None) ->
     for words, divisor, factor in _scales(rows, spec, reference.machine_eps(x, spec)):
         if spec.round_rstd and wide:
             yield f"x * (1 / s), {words}", finished((centred.to(dtype) * factor.to(dtype)).float()), False
+            yield f"{ROUNDED_SCALE}, {words}", finished((centred.to(dtype) / divisor.to(dtype)).float()), False
             continue
         if not spec.round_rstd:
             yield f"x / s, {words}", finished(centred / divisor), False
@@ -266,6 +269,20 @@ def rate(runs: Sequence[Run], spec: NormSpec) -> Rate:
         expected = next(y for each, y in outputs(run.x, spec, run.weight, run.bias) if each == order)
         shares.append(run.match(expected))
     return Rate(share=sum(shares) / len(runs), order=order)
+
+
+def share_with_rounded_scale(runs: Sequence[Run], spec: NormSpec) -> float:
+    """Share of the outputs that the spec's program gives where it divides by s, rounded, and not by 1/s."""
+    rounded = spec.replace(round_rstd=True)
+    shares = [
+        max(
+            run.match(expected)
+            for order, expected in outputs(run.x, rounded, run.weight, run.bias)
+            if order.startswith(ROUNDED_SCALE)
+        )
+        for run in runs
+    ]
+    return sum(shares) / len(runs)
 
 
 def overflows(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> bool:
