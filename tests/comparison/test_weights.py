@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +148,84 @@ def test_a_checkpoint_of_tensorrt_llm(tmp_path: Path) -> None:
     assert [(each.paired_by, each.verdict, each.is_right) for each in found.tensors] == [
         ("table of names", "as TensorRT-LLM stores it", True)
     ] * 3
+
+
+def archive(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as opened:
+        for name, content in members.items():
+            opened.writestr(name, content)
+    return path
+
+
+def member(array: np.ndarray, header: bytes = b"", wrong: bytes = b"") -> bytes:
+    """An array as numpy writes it, with a part of its header exchanged."""
+    written = io.BytesIO()
+    np.lib.format.write_array(written, array, version=(1, 0))
+    return written.getvalue().replace(header, wrong) if header else written.getvalue()
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_in_a_file_of_numpy(tmp_path: Path, save: Any) -> None:
+    half = torch.randn(3, 5).bfloat16()
+    arrays = {
+        "params/norm/scale": np.linspace(0, 1, 7, dtype=np.float32),
+        "params/fc/kernel": np.arange(12, dtype=np.float16).reshape(4, 3),
+        "half": half.view(torch.int16).numpy().view("V2"),
+        "count": np.int64(3),
+        "nothing": np.ones((2, 0)),
+        "turned": np.asfortranarray(np.ones((2, 3))),
+        "names": np.array(["a", None], dtype=object),
+        "reversed": np.ones(3, dtype=">f4"),
+    }
+    save(tmp_path / "a.npz", **arrays)
+    weights = weights_of(tmp_path / "a.npz")
+    assert weights.source.rows("params/norm/scale", 0, 1)[0].tolist() == arrays["params/norm/scale"].tolist()
+    assert weights.source.rows("params/fc/kernel", 1, 3).tolist() == [[3, 4, 5], [6, 7, 8]]
+    assert torch.equal(weights.source.rows("half", 1, 3), half[1:])
+    assert weights.source.rows("count", 0, 1).tolist() == [[3]]
+    assert weights.source.rows("nothing", 0, 2).shape == (2, 0)
+    by_column = "it is stored column by column"
+    assert weights.unread == {"turned": by_column, "names": "its dtype is |O", "reversed": "its dtype is >f4"}
+    assert weights.notes[0] == f"1 array not read: {by_column}"
+
+
+ONES = np.ones((4, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"a.npy": b""}, "EOF"),
+        ({"a.npy": b"pickle"}, "magic"),
+        ({"a.npy": member(ONES, b"(4, 4)", b"(4, 5)")}, "'a' is not of the shape (4, 5) that it claims"),
+        ({"a.npy": member(ONES, b"(4, 4)", b"(9**9)")}, "malformed|Cannot parse"),
+        ({"a.npy": member(ONES, b"(4, 4), }", b"(-4, -4)}")}, "is not of the shape"),
+        ({"a.npy": member(ONES)[:-7]}, "'a' is not of the shape (4, 4)"),
+        ({"a\n.npy": member(ONES)}, "is no name for an array"),
+        ({"a.npy": member(ONES), "a": member(ONES)}, "stands twice"),
+    ],
+)
+def test_a_file_of_numpy_that_lies_is_one_line(tmp_path: Path, members: dict[str, bytes], said: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        weights_of(archive(tmp_path / "a.npz", members))
+    assert any(each in str(raised.value) for each in said.split("|"))
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.slow
+def test_a_damaged_file_of_numpy_is_one_line_or_read(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", a=np.arange(200.0), b=ONES)
+    whole, drawing, refusals = (tmp_path / "a.npz").read_bytes(), random.Random(0), []
+    for _ in range(300):
+        damaged = bytearray(whole)[: drawing.choice((len(whole), len(whole), drawing.randrange(1, len(whole))))]
+        for _ in range(drawing.choice((1, 1, 2, 8))):
+            damaged[drawing.randrange(len(damaged))] = drawing.randrange(256)
+        (tmp_path / "b.npz").write_bytes(damaged)
+        try:
+            source = weights_of(tmp_path / "b.npz").source
+            for name in source.tensors:
+                source.rows(name, 0, 1)
+        except ModelError as error:
+            refusals.append(str(error))
+    assert 100 < len(refusals) < 300
+    assert all(refusal.isprintable() for refusal in refusals)

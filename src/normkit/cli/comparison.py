@@ -52,9 +52,9 @@ def compare_with_reference(
     """Say where and how PORT differs from REFERENCE, and exit with 1 unless they are shown to be the same.
 
     Each of the two is a model's folder (of transformers, or another with safetensors), a Hub id such as
-    org/name[@revision], a .safetensors, .gguf or .onnx file, a recording (normkit record), a passports.json (normkit
-    identify), or FILE.py:NAME, a function that returns a model of torch. Code that you name is run; code that comes
-    with a model never is.
+    org/name[@revision], a .safetensors, .gguf, .onnx or .npz file, a recording (normkit record), a passports.json
+    (normkit identify), or FILE.py:NAME, a function that returns a model of torch. Code that you name is run; code that
+    comes with a model never is.
 
     Every level that both offer is looked at: stored gains and biases, without running anything; what each norm
     computes; the rows of both on one text, and where the first difference appears; which norm stands for which. The

@@ -31,7 +31,9 @@ Form = Literal[
 ]
 
 _CODE = re.compile(r"(?P<where>[^:]+):(?P<name>[A-Za-z_][\w.]*)")
-_TAKEN = "a model's folder, a Hub id, .safetensors, .gguf, .onnx, a recording, a passports.json or FILE.py:function"
+_TAKEN = (
+    "a model's folder, a Hub id, .safetensors, .npz, .gguf, .onnx, a recording, a passports.json or FILE.py:function"
+)
 
 
 def _of_tensors(what: str) -> dict[Level, str]:
@@ -233,7 +235,7 @@ def _of_path(given: str, *, dtype: str, revision: str | None, local_files_only: 
     if (side := file_side(given)) is not None:
         return side
     path = Path(given).expanduser()
-    if path.suffix in (".gguf", ".onnx", ".safetensors", ".json", ".py") and not path.exists():
+    if path.suffix in (".gguf", ".onnx", ".safetensors", ".npz", ".json", ".py") and not path.exists():
         raise InputError(f"cannot read {given}: there is no such file; give {_TAKEN}")
     if path.is_file() and path.name not in (CONFIG, WEIGHTS, INDEX):
         raise InputError(f"{given} is nothing that can be compared; give {_TAKEN}")
@@ -270,9 +272,10 @@ def file_side(given: str | Path) -> Side | None:
         return Side(name=name, given=given, form="ONNX", path=path, weights=replace(onnx.weights, name=name), onnx=onnx)
     if path.suffix == ".safetensors" and (recording := opened(path)) is not None:
         return _of_recording(recording, path.stem, given, path)
-    if name.endswith((".safetensors", ".safetensors.index.json")):
-        lacking = _of_tensors("a .safetensors file")
-        return Side(name=name, given=given, form="safetensors", path=path, weights=weights_of(path), lacking=lacking)
+    if name.endswith((".safetensors", ".safetensors.index.json", ".npz")):
+        form: Form = "arrays" if path.suffix == ".npz" else "safetensors"
+        lacking = _of_tensors("an .npz file" if form == "arrays" else "a .safetensors file")
+        return Side(name=name, given=given, form=form, path=path, weights=weights_of(path), lacking=lacking)
     if path.suffix == ".json":
         book = PassportBook.read(path)
         return Side(name=book.model, given=given, form="passports", path=path, book=book, lacking=_OF_PASSPORTS)

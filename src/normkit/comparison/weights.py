@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import lzma
+import math
 import warnings
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normkit.checkpoint.model_folder import CONFIG, INDEX, WEIGHTS, read_json, shard_names
-from normkit.checkpoint.reader import NAME, CheckpointSource, ModelSource, Source, TensorInfo
+from normkit.checkpoint.model_folder import CONFIG, INDEX, WEIGHTS, damaged, read_json, shard_names
+from normkit.checkpoint.reader import NAME, TORCH, CheckpointSource, ModelSource, Source, TensorInfo
 from normkit.comparison.quantized import MlxSource
 from normkit.errors import InputError, KindError, ModelError
-from normkit.text import quoted
+from normkit.text import counted, first_line, quoted
 
 EPS_KEYS = (
     *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rms_norm_epsilon"),
@@ -25,6 +30,25 @@ EPS_KEYS = (
 
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 """The parts of a configuration of several models that hold that of the language model."""
+
+_BAD_ARCHIVE = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+"""What reading a damaged archive may raise."""
+
+_NUMPY = {
+    "f8": "F64",
+    "f4": "F32",
+    "f2": "F16",
+    "i8": "I64",
+    "i4": "I32",
+    "i2": "I16",
+    "i1": "I8",
+    "u8": "U64",
+    "u4": "U32",
+    "u2": "U16",
+    "u1": "U8",
+    "b1": "BOOL",
+}
+"""Dtype of an array of numpy without its byte order -> its name in safetensors."""
 
 _TENSORRT = {
     "transformer": "model",
@@ -74,8 +98,8 @@ def weights_of(given: Any, *, name: str = "") -> Weights:
     """The parameters of a model as they are stored; nothing is run and nothing is unpickled.
 
     Args:
-        given: A model's folder, a .safetensors file, an index of several, a mapping from names to arrays (of torch,
-            numpy, MLX or JAX; mappings in it are joined with dots), or a module.
+        given: A model's folder, a .safetensors file, an index of several, an .npz file, a mapping from names to arrays
+            (of torch, numpy, MLX or JAX; mappings in it are joined with dots), or a module.
         name: What messages and reports call it.
 
     Raises:
@@ -127,6 +151,65 @@ class ArraySource:
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows of a tensor seen as a matrix: a view, or a copy if the tensor is on another device."""
         return self._matrices[name][start:stop].cpu()
+
+
+class NpzSource:
+    """Arrays in a file of `numpy.savez`, as JAX users and older MLX write them; read a few rows at a time.
+
+    `unread` holds the reasons by the names of arrays that are left out: stored column by column, or of another dtype.
+
+    Raises:
+        ModelError: If the file is no such archive, or an array does not fit its member. Nothing is unpickled.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._members: dict[str, tuple[str, int]] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        self.unread: dict[str, str] = {}
+        try:
+            self._archive = zipfile.ZipFile(path)
+            headers = [(member, *self._header(member)) for member in self._archive.infolist()]
+        except _BAD_ARCHIVE as error:
+            raise ModelError(damaged(path, first_line(error))) from None
+        for member, (shape, is_by_column, dtype), start in headers:
+            name = member.filename.removesuffix(".npy")
+            if not name.isprintable() or name in self._members or name in self.unread:
+                raise ModelError(damaged(path, f"{quoted(name)} is no name for an array, or stands twice"))
+            # numpy has no bfloat16: arrays of JAX are written as two bytes without a meaning.
+            kind = "BF16" if dtype.str in ("|V2", "<V2") else _NUMPY.get(dtype.str.lstrip("<|"))
+            if kind is None or (is_by_column and sum(size > 1 for size in shape) > 1):
+                self.unread[name] = "it is stored column by column" if kind else f"its dtype is {dtype.str}"
+                continue
+            if math.prod(shape) * dtype.itemsize != member.file_size - start or min(shape, default=0) < 0:
+                raise ModelError(damaged(path, f"{quoted(name)} is not of the shape {quoted(shape)} that it claims"))
+            self.tensors[name], self._members[name] = TensorInfo(kind, shape), (member.filename, start)
+
+    def _header(self, member: zipfile.ZipInfo) -> tuple[tuple[tuple[int, ...], bool, Any], int]:
+        """Shape, order and dtype of an array, and the first byte of its numbers in its member."""
+        with self._archive.open(member) as opened:
+            read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+            version = np.lib.format.read_magic(opened)[0]
+            if version not in read:
+                raise ValueError(f"{quoted(member.filename)} is of version {version}")
+            return read[version](opened), opened.tell()
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows of an array seen as a matrix, in a new buffer.
+
+        Raises:
+            ModelError: If the file cannot be read to the end.
+        """
+        info, (member, begin) = self.tensors[name], self._members[name]
+        rows = torch.empty(stop - start, info.matrix[1], dtype=TORCH[info.dtype])
+        try:
+            with self._archive.open(member) as opened:
+                opened.seek(begin + info.bytes_of(start))
+                content = opened.read(info.bytes_of(stop - start))
+            rows.view(torch.uint8).numpy().reshape(-1)[:] = np.frombuffer(content, np.uint8)
+        except _BAD_ARCHIVE as error:
+            raise ModelError(damaged(self._path, first_line(error))) from None
+        return rows
 
 
 def _leaves(arrays: Mapping[Any, Any], above: str) -> list[tuple[str, Any]]:
@@ -194,6 +277,11 @@ def is_quantized(folder: Path) -> bool:
 
 
 def _of_path(path: Path, name: str) -> Weights:
+    if path.suffix == ".npz" and path.is_file():
+        arrays = NpzSource(path)
+        reasons = [*arrays.unread.values()]
+        notes = [f"{counted(reasons.count(why), 'array')} not read: {why}" for why in dict.fromkeys(reasons)]
+        return Weights(name=name or path.name, runtime="", source=arrays, unread=arrays.unread, notes=tuple(notes))
     folder = path if path.is_dir() else path.parent
     opened = CheckpointSource(folder, _files(path))
     source: Source = opened
