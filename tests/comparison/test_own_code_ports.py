@@ -124,9 +124,9 @@ class Drafting(Stack):
     def __init__(self, *, is_late: bool, together: str) -> None:
         super().__init__()
         self.head, self.draft = (nn.Linear(WIDTH, TOKENS, bias=False) for _ in range(2))
-        self.last = nn.Linear(TOKENS, TOKENS, bias=False)
+        self.narrow = nn.Linear(WIDTH, WIDTH, bias=False)
         generator = torch.Generator().manual_seed(8)
-        for linear in (self.head, self.draft, self.last):
+        for linear in (self.head, self.draft, self.narrow):
             linear.weight.data = torch.randn(linear.weight.shape, generator=generator) / WIDTH**0.5
         self.is_late, self.together = is_late, together
 
@@ -135,9 +135,10 @@ class Drafting(Stack):
         for norm, linear in zip(self.norms.values(), self.maps, strict=False):
             x = x + linear(norm(x))
         y = self.final(x)
-        drafted, logits = self.draft(y if self.is_late else x), self.head(y)
+        drafted, logits = y if self.is_late else x, self.head(y)
         if self.together == "behind a map":
-            drafted = self.last(torch.tanh(drafted))
+            drafted = torch.tanh(self.narrow(drafted))
+        drafted = self.draft(drafted)
         return logits + drafted if self.together == "sum" else torch.cat([logits, drafted], -1)
 
 
@@ -147,8 +148,9 @@ def test_a_second_head_that_reads_the_stream_before_the_final_norm_is_named(
 ) -> None:
     reference = Drafting(is_late=True, together=together)
     found = compare(Drafting(is_late=False, together=together), reference, ids)
+    head = "narrow" if together == "behind a map" else "draft"
     assert [cause.sentence for cause in found.causes] == [
-        "The head draft takes what enters final, where the reference's draft takes what leaves final."
+        f"The head {head} takes what enters final, where the reference's {head} takes what leaves final."
     ]
     assert found.wiring is not None
     assert found.wiring.causes == found.causes

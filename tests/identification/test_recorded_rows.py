@@ -308,3 +308,39 @@ def test_a_feature_that_is_nearly_the_whole_row_has_no_bias():
     passport = identify_rows(x, nk.rms_norm(x, (64,), weight, 1e-6), weight)
     assert passport.readings["bias"].undecidable is not None
     assert (passport.spec.has_bias, passport.spec.eps, passport.spec.weight_offset) == (False, 1e-6, 0.0)
+
+
+@pytest.mark.parametrize("axes", [(4, 6), (3, 4, 6)])
+def test_rows_of_several_axes_are_told_by_the_gain(axes):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(64, 3, 4, 6, generator=generator) * torch.logspace(-4, 1, 64)[:, None, None, None] + 1e-3
+    norm = nn.LayerNorm(axes)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter, 1.0, 0.3, generator=generator)
+    given = norm.weight.detach(), norm.bias.detach()
+    passport = identify_rows(x, norm(x).detach(), *given)
+    assert_nothing_wrong(passport, nk.identify(norm, (64, 3, 4, 6)).spec)
+    assert passport.spec.axes == tuple(range(-len(axes), 0))
+    assert decided(passport)["eps"] == pytest.approx(1e-5, rel=1e-3)
+    assert torch.equal(passport.weight, given[0])
+
+
+def test_a_gain_for_each_head_is_told():
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(256, 3, 16, generator=generator) * torch.logspace(-4, 1, 256)[:, None, None]
+    weight = 1 + 0.3 * torch.randn(3, 16, generator=generator)
+    passport = identify_rows(x, nk.reference.forward(x, nk.specs.LLAMA, weight), weight)
+    assert_nothing_wrong(passport, nk.specs.LLAMA)
+    assert (passport.spec.axes, passport.spec.groups, passport.weight.shape) == ((-1,), 1, (3, 16))
+
+
+def test_norms_over_channels_get_no_wrong_field():
+    x = torch.randn(64, 8, 4, 6, generator=torch.Generator().manual_seed(5)) + 0.3
+    for norm in (nn.GroupNorm(2, 8), nn.GroupNorm(1, 8), nn.InstanceNorm2d(8, affine=True)):
+        nn.init.normal_(norm.weight, 1.0, 0.3)
+        y = norm(x).detach()
+        assert identify_rows(x, y).spec is None
+        with pytest.raises(
+            InputError, match=r"must have shape \(6,\) as the last axis of x, got \(8,\); if it has a num"
+        ):
+            identify_rows(x, y, norm.weight.detach())

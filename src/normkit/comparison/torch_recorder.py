@@ -261,13 +261,14 @@ class _Recorder(TorchFunctionMode):
         """Keep what a call that was seen to begin has returned, if it has the input's shape."""
         if (entered := self._entered.pop(path, None)) is None:
             return
-        self._maps = [(where, given, made, False) for where, given, made, _ in self._maps]
         x, y = entered.x, output[0] if isinstance(output, tuple) and output else output
         if is_distributed(x) and isinstance(y, Tensor) and not is_distributed(y):
             split: Any = x
             y = type(split).from_local(y, split.device_mesh, split.placements)
         if not (_are_rows(y) and y.shape == x.shape):
             return
+        # A square linear map looks like a norm until it is tried.
+        self._maps = [(where, given, made, is_last and where == path) for where, given, made, is_last in self._maps]
         with torch.no_grad():
             left = self._picked(_gathered(y), entered.span, len(entered.rows))
         # A second input that is no residual gates or steers; a norm that adds it returns the sum too.

@@ -36,12 +36,13 @@ def identify_rows(x: Any, y: Any, weight: Any = None, bias: Any = None) -> Passp
         x: The inputs, of shape (..., n), eight rows or more, in the dtype in which the norm took them. A tensor, or an
             array that numpy or DLPack can read.
         y: The outputs, of the same shape, in the dtype in which they came.
-        weight: The stored gain, of shape (n,). Without it its offset, the divisor and the casts are not shown.
-        bias: The stored bias, of shape (n,).
+        weight: The stored gain, of shape (n,), or of the last axes if rows have several. Without it its offset, the
+            divisor and the casts are not shown.
+        bias: The stored bias, of the weight's shape.
 
     Returns:
-        The passport: a spec over the last axis, with the weight and bias as they act; without a spec where no norm of
-        the space of conventions gives these rows.
+        The passport: a spec over the last axis, or over the weight's axes, with the weight and bias as they act;
+        without a spec where no norm of the space of conventions gives these rows.
 
     Raises:
         InputError: If the arrays do not belong together, or are too few rows.
@@ -58,7 +59,21 @@ def identify_rows(x: Any, y: Any, weight: Any = None, bias: Any = None) -> Passp
         ['bias', 'casts', 'output dtype']
     """
     rows = Recording.checked(x, y, weight, bias)
-    return _identified(rows)
+    found = _identified(rows)
+    if len(rows.axes) == 1 or found.spec is None:
+        return found
+    heads, groups = math.prod(rows.axes[:-1]), found.spec.groups
+    if groups not in (1, heads):
+        reason = f"rows of {len(rows.axes)} axes are normalized in {groups} groups: no spec does"
+        return _without_spec(rows, "norm", found.evidence[:1], reason)
+    # A gain for each head of rows that are normalized head by head.
+    axes = tuple(range(-len(rows.axes), 0)) if groups == 1 else (-1,)
+    spec = found.spec.replace(axes=axes, groups=1)
+    line = f"the gain has {len(rows.axes)} axes, and rows are normalized over {'all' if groups == 1 else 'the last'}"
+    over = Reading(value=value_of(spec, "rows"), evidence=(line,))
+    parts = (None if part is None else part.reshape(rows.axes) for part in (found.weight, found.bias))
+    weight, bias = parts
+    return replace(found, spec=spec, readings={**found.readings, "rows": over}, weight=weight, bias=bias)
 
 
 def _identified(rows: Recording) -> Passport:

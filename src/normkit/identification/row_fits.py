@@ -42,6 +42,8 @@ class Recording:
     weight: Tensor | None
     bias: Tensor | None
     left_out: int
+    axes: tuple[int, ...]
+    """Sizes of the axes that make a row, as the weight has them."""
 
     @classmethod
     def checked(cls, x: Any, y: Any, weight: Any, bias: Any) -> Recording:
@@ -62,20 +64,27 @@ class Recording:
             shapes = " and ".join(str(tuple(parts[name].shape)) if name in parts else "None" for name in ("x", "y"))
             raise InputError(f"x and y must have one shape (..., n), got {shapes}")
         x, y, weight, bias = (parts.get(name) for name in ("x", "y", "weight", "bias"))
-        n = x.shape[-1]
+        span = max(1, *(part.dim() for part in (weight, bias) if part is not None), 1)
+        axes = tuple(x.shape[-span:])
         for name, part in (("weight", weight), ("bias", bias)):
-            if part is not None and part.shape not in ((n,), ()):
-                raise InputError(f"{name} must have shape ({n},) as the last axis of x, got {tuple(part.shape)}")
+            if part is not None and part.shape not in (axes, ()):
+                last = "the last axis" if span == 1 else f"the last {span} axes"
+                advice = ""
+                if x.dim() > 2 and part.shape == x.shape[1:2]:
+                    advice = "; if it has a number for each channel, give x.movedim(1, -1) where places are normalized "
+                    advice += "one by one, and nothing here tells group norms"
+                raise InputError(f"{name} must have shape {axes} as {last} of x, got {tuple(part.shape)}{advice}")
+        n = math.prod(axes)
         x, y = x.reshape(-1, n), y.reshape(-1, n)
         kept = x.isfinite().all(1) & y.isfinite().all(1) & (x != 0).any(1)
         if int(kept.sum()) < _FEWEST or n < 2:
             raise InputError(
                 f"expected at least {_FEWEST} finite rows of 2 features or more, got {int(kept.sum())} of {n}"
             )
-        weight, bias = (None if part is None else part.expand(n) for part in (weight, bias))
+        weight, bias = (None if part is None else part.expand(axes).reshape(n) for part in (weight, bias))
         (places,) = kept.nonzero(as_tuple=True)
         places = places[:: math.ceil(len(places) / max(64, _MOST_ELEMENTS // n))]
-        return cls(x=x[places], y=y[places], weight=weight, bias=bias, left_out=int((~kept).sum()))
+        return cls(x=x[places], y=y[places], weight=weight, bias=bias, left_out=int((~kept).sum()), axes=axes)
 
     @property
     def precision(self) -> Precision:
@@ -177,8 +186,9 @@ def _alternated(rows: Recording, centred: bool, groups: int, *, is_shifted: bool
         if residual > (0.97 if residual > rows.precision.fits else 0.999) * last:
             break
         last = residual
-    unit = (factor * root).median()
-    unit = unit if unit != 0 else torch.ones_like(unit)
+    # A group's factor and its gain have one scale together: that of the rows which feel eps least.
+    unit = (factor * root).median() if groups == 1 else (factor * root).sort(0).values[-len(root) // 4][None]
+    unit = torch.where(unit != 0, unit, 1.0)
     row = factor * numerator
     left, spread = (row * gain + shift - y).square().mean(0).sqrt(), row.std(0).clamp_min(TINY)
     # Equal rows err alike. Roundings of a feature that hardly varies err alike too: they do not average out.
@@ -191,9 +201,9 @@ def _alternated(rows: Recording, centred: bool, groups: int, *, is_shifted: bool
         groups=groups,
         numerator=numerator,
         factor=factor / unit,
-        gain=gain * unit,
+        gain=gain * unit.reshape(-1, 1),
         shift=shift,
-        noise=(unit.abs() * noise / spread, noise * (1 + (row.mean(0) / spread).square()).sqrt()),
+        noise=(unit.reshape(-1, 1).abs() * noise / spread, noise * (1 + (row.mean(0) / spread).square()).sqrt()),
         residual=residual,
     )
 
