@@ -132,3 +132,4 @@ def test_the_names_of_other_libraries(names: tuple[str, ...], fault: str) -> Non
     assert all(each.is_right for each in found.tensors)
     assert {each.reference_path: each.words for each in found.running} == {"stem.bn": "equal", "body.bn": FAULTS[fault]}
     assert found.is_right is (fault == "none")
+    assert (found.others.paired, found.others.missing, found.others.extra) == (0, (), ())

@@ -34,10 +34,12 @@ class RunningStatistics:
     words: str
     """Their relation: "equal", "as initialised (mean 0, variance 1): not converted", ..."""
     is_right: bool
+    names: tuple[str, ...]
+    """Names of the tensors, in the port and in the reference."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self)
+        return {**asdict(self), "names": [*self.names]}
 
 
 def compare_running(
@@ -72,7 +74,8 @@ def compare_running(
         one, two = _read(port, ours[path]), _read(reference, theirs[other])
         dtypes = [port.source.tensors[ours[path][0]].dtype, reference.source.tensors[theirs[other][0]].dtype]
         words = _relation(one, two, max(_ROUNDINGS.get(dtype, 2.0**-22) for dtype in dtypes))
-        found.append(RunningStatistics(path=path, reference_path=other, words=words, is_right=words == "equal"))
+        names, is_right = (*ours[path], *theirs[other]), words == "equal"
+        found.append(RunningStatistics(path=path, reference_path=other, words=words, is_right=is_right, names=names))
     return tuple(found)
 
 

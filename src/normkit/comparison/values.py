@@ -180,8 +180,11 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
     extra += [name for norm in alone if norm.is_named for name in _names(norm)]
     unsure = [name for norm in alone if not norm.is_named for name in _names(norm)]
     taken = {each.name for each in found}
-    left = [name for name in ours.others if name not in taken]
-    others = compare_others(port, reference, left, theirs.others, report)
+    running = compare_running(port, reference, {each.path: each.reference_path for each in found})
+    statistics = {name for each in running for name in each.names}
+    left = [name for name in ours.others if name not in taken and name not in statistics]
+    left_there = [name for name in theirs.others if name not in statistics]
+    others = compare_others(port, reference, left, left_there, report)
     kept = {name: where for name in (*missing, *others.missing) if (where := elsewhere(port, name))}
     kept |= {name: where for name in extra if (where := elsewhere(reference, name))}
     return Values(
@@ -193,7 +196,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         left_out={name: reason for name, reason in ours.left_out.items() if name not in taken},
         others=replace(others, missing=tuple(name for name in others.missing if name not in kept)),
         elsewhere=kept,
-        running=compare_running(port, reference, {each.path: each.reference_path for each in found}),
+        running=running,
         notes=(
             *port.notes,
             *reference.notes,
