@@ -25,10 +25,13 @@ CENSUS = Path(__file__).parent
 ROOT = CENSUS.parent
 LIBRARIES = CENSUS / "wild_libraries"
 RESULTS = LIBRARIES / "results"
-GROUPS = ("vision",)
+GROUPS = (
+    *("transformers", "vision", "diffusers", "training", "teaching", "keras_torch", "jax", "mlx", "triton", "exported"),
+    "transcribed",
+)
 ENVIRONMENT = {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
 """What the processes of all groups are given; a group adds its own in `SETTINGS`."""
-SETTINGS = {"triton": {"TRITON_INTERPRET": "1"}}
+SETTINGS = {"triton": {"TRITON_INTERPRET": "1"}, "jax": {"KERAS_BACKEND": "jax"}}
 
 
 def environment(group: str) -> tuple[Path, float]:
@@ -37,7 +40,10 @@ def environment(group: str) -> tuple[Path, float]:
     python, stamp, begun = folder / "bin" / "python", folder / "installed.txt", time.perf_counter()
     if not stamp.exists() or stamp.read_text() != pins.read_text():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", pins], check=True)
+        torch = next(line for line in pins.read_text().split() if line.startswith("torch=="))
+        # The libraries of one group may ask for other versions of what they share: all that is loaded is pinned.
+        for what in ([torch], ["--no-deps", "-r", pins]):
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *what], check=True)
         stamp.write_text(pins.read_text())
     return python, time.perf_counter() - begun
 

@@ -37,8 +37,8 @@ source is *undecided*. The text in brackets behind a formula says where 16-bit i
 {sections}
 ## Every implementation
 
-| library | class or function | computes | should compute, by | verdict |
-|---|---|---|---|---|
+| library | class or function | how | computes | should compute, by | verdict |
+|---|---|---|---|---|---|
 {rows}
 
 ## What was installed
@@ -105,6 +105,7 @@ def line(row: dict[str, Any]) -> str:
     cells = (
         f"{row['library']} {row['version']}".strip(),
         f"{named(row)}<br>{at}",
+        row["how"],
         row["found"] + undecided if row["verdict"] != NOT_RUN else "",
         row["source"] if row["expected"] == row["found"] else f"{row['expected']}, {row['source']}",
         f"{row['verdict']}{remark}",

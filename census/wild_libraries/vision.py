@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from torch import nn
-
 from wild_libraries.rows import (
     BATCH_PAPER,
     CHOICE,
@@ -19,6 +14,7 @@ from wild_libraries.rows import (
     RMS_PAPER,
     Row,
     loose,
+    made,
 )
 
 PACKAGES = {"timm": "timm", "x_transformers": "x-transformers"}
@@ -27,18 +23,6 @@ CHANNELS = {"axes": (1,)}
 # timm.layers imports much of timm, and torchvision for one class.
 loose("timm.layers")
 loose("torchvision.ops")
-
-
-def drawn(module: nn.Module) -> nn.Module:
-    """A module whose parameters are not their first values."""
-    for parameter in module.parameters():
-        nn.init.uniform_(parameter, 0.5, 1.5)
-    return module
-
-
-def made(*arguments: Any, **named: Any) -> Callable[[Any], nn.Module]:
-    """How a class is built with 64 channels and further arguments."""
-    return lambda kind: drawn(kind(64, *arguments, **named))
 
 
 CONVNEXT = "ConvNeXt, facebookresearch/ConvNeXt models/convnext.py: eps 1e-6"
