@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -33,6 +34,10 @@ formula and not the compiled code. Rows that could not be run say why.
 **How it was judged.** A paper states a formula and no roundings, so roundings are compared only where the source states
 them. What a library chose and says it chose is a difference and no fault. A difference that nobody could explain from a
 source is *undecided*. The text in brackets behind a formula says where 16-bit inputs are rounded.
+
+## Finds, each with a program, a fix and a report
+
+{finds}
 
 {sections}
 ## Every implementation
@@ -68,6 +73,7 @@ def page() -> str:
         libraries=len({row["library"] for row in rows}),
         agrees=sum(row["verdict"] == VERDICTS[0] for row in rows),
         counts=counts(rows),
+        finds="\n".join(finds()),
         sections="".join(section(rows, verdict) for verdict in (OWN_SOURCE, UNDECIDED)),
         rows="\n".join(map(line, rows)),
         groups="\n".join(group_line(name, document) for name, document in recorded.items()),
@@ -85,9 +91,25 @@ def counts(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def finds() -> list[str]:
+    """The reports below docs/wild/reports, one line each: where, what, and what it does to a model."""
+    lines = []
+    for path in sorted(REPORTS.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        title = text.partition("\n")[0].removeprefix("# ")
+        told = dict(re.findall(r"^\| (verdict|effect) \| (.*) \|$", text, re.MULTILINE))
+        parts = [f"[{title}](wild/reports/{path.name})", *([told["verdict"]] if told else [])]
+        lines.append(f"- {', '.join(parts)}{': ' + told['effect'] if 'effect' in told else ''}")
+    return lines
+
+
 def section(rows: Iterable[dict[str, Any]], verdict: str) -> str:
     """The rows of a verdict as a list, "" without any."""
-    lines = [f"- **{row['library']}** {named(row)}: {row['remark']}" for row in rows if row["verdict"] == verdict]
+    lines = [
+        f"- **{row['library']}** {named(row)}, {row['origin']}: {row['remark']}"
+        for row in rows
+        if row["verdict"] == verdict
+    ]
     return "\n".join([f"## {verdict.capitalize()}", "", *lines, "", ""]) if lines else ""
 
 

@@ -49,6 +49,25 @@ LAYER = {
     "weight_offset": 0.0,
 }
 RMS = LAYER | {"centre_numerator": False, "centre_statistics": False, "has_bias": False, "eps": 1e-6}
+IN_WORDS = {
+    "centre_numerator": "the mean is subtracted",
+    "centre_statistics": "the variance is about the mean",
+    "correction": "the divisor is n less",
+    "reduction": "the squares are taken as",
+    "multiplier": "the row is multiplied by",
+    "eps_placement": "place of eps",
+    "has_weight": "there is a gain",
+    "has_bias": "there is a bias",
+    "weight_offset": "added to the gain",
+    "weight_placement": "the gain acts",
+    "offset_dtype": "the 1 is added in the dtype of",
+    "cast": "the row is rounded",
+    "output_dtype": "the output has the dtype of",
+    "groups": "groups",
+    "axes": "axes of a row",
+    "eps": "eps",
+}
+"""What the page says before a value of a field."""
 PLAIN = {"has_weight": False, "has_bias": False}
 GROUP = LAYER | {"axes": "all_but_batch"}
 L2 = RMS | PLAIN | {"eps": 1e-12, "eps_placement": "clamp", "reduction": "sum"}
@@ -269,7 +288,7 @@ def compared(expected: Mapping[str, Any], passport: Passport) -> tuple[list[str]
         found = getattr(passport.spec, name)
         near = isinstance(wanted, float) and isinstance(found, float) and math.isclose(wanted, found, rel_tol=1e-3)
         if name not in open_fields and not near and wanted != found:
-            differences.append(f"{name} is {shown(found)}, expected {shown(wanted)}")
+            differences.append(f"{IN_WORDS.get(name, name)}: {shown(found)}, expected {shown(wanted)}")
     return differences, sorted(name for name in undecided if set(CONVENTIONS[name]) & fields.keys())
 
 

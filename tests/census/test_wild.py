@@ -17,8 +17,19 @@ RECORDED = wild_page.documents()
 ALL = [row for document in RECORDED.values() for row in document["rows"]]
 
 
+def survey(text):
+    """The page without the lines of the reports, which are written beside it."""
+    return [line for line in text.splitlines() if not line.startswith("- [")]
+
+
 def test_the_page_is_what_was_recorded():
-    assert wild_page.PAGE.read_text(encoding="utf-8") == wild_page.page()
+    assert survey(wild_page.PAGE.read_text(encoding="utf-8")) == survey(wild_page.page())
+
+
+def test_the_page_lists_every_report():
+    listed = wild_page.finds()
+    assert len(listed) == len(list(wild_page.REPORTS.glob("*.md")))
+    assert all(line.startswith("- [") and "](wild/reports/" in line for line in listed)
 
 
 def test_the_counts_are_those_of_the_rows():
@@ -46,9 +57,14 @@ def test_no_row_stands_twice_and_each_has_its_source():
     ("norm", "differs", "verdict", "remark"),
     [
         (nn.LayerNorm(64), None, AGREES, ""),
-        (nn.LayerNorm(64, eps=1e-6), None, UNDECIDED, "eps is 1e-06, expected 1e-05"),
+        (nn.LayerNorm(64, eps=1e-6), None, UNDECIDED, "eps: 1e-06, expected 1e-05"),
         (nn.LayerNorm(64, eps=1e-6), (OWN_SOURCE, "Its page says 1e-5."), OWN_SOURCE, "Its page says 1e-5."),
-        (nn.RMSNorm(64, eps=1e-5), (CHOICE, "Its page says so."), CHOICE, "centre_numerator is False, expected True"),
+        (
+            nn.RMSNorm(64, eps=1e-5),
+            (CHOICE, "Its page says so."),
+            CHOICE,
+            "the mean is subtracted: False, expected True",
+        ),
         (nn.LayerNorm(64), (CHOICE, "Its page says so."), UNDECIDED, "identify finds no difference"),
         (nn.GELU(), None, UNDECIDED, "elementwise, expected norm"),
     ],
