@@ -95,6 +95,7 @@ def test_what_was_written_is_derived_again(written):
     assert found.residuals.keys() == {"experts", "out", "bias"}
 
 
+@pytest.mark.sampled(2)
 def test_any_element_of_any_tensor_is_placed(written):
     _, result, made = written
     for name, place in tensors(result).items():

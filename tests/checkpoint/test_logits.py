@@ -257,6 +257,7 @@ def test_any_module_that_gives_an_output_of_transformers_will_do() -> None:
 ALL = ("gain", "bias", "final", "centre", "rms", "value")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

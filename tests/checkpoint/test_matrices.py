@@ -47,6 +47,7 @@ def chunk(request, monkeypatch):
     monkeypatch.setattr(arithmetic, "CHUNK", request.param)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.usefixtures("chunk")
 @pytest.mark.parametrize("offset", [0.0, 1.0])

@@ -83,6 +83,7 @@ def expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return next(tmp_path_factory.getbasetemp().glob("whole*/out/model.safetensors")).read_bytes()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_tensors_may_be_made_in_any_order(making, expected, seed):

@@ -91,7 +91,7 @@ def output(model, name):
 LIKE = ("Qwen3", "BERT", "OLMo", "ViT")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name",
     [*(name for name in MODELS if name not in LIKE), *(pytest.param(name, marks=pytest.mark.slow) for name in LIKE)],
@@ -130,6 +130,7 @@ def test_gated_norms_are_named():
         revert(model)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_16_bit_llama_gives_nearly_the_same_bits(dtype):
     model = llama().to(dtype)
@@ -232,6 +233,7 @@ def test_the_trainer_trains_it(tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

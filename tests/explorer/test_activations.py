@@ -115,6 +115,7 @@ def ids_of(model: Small, rows: torch.Tensor) -> list[int]:
     return torch.cdist(rows.float(), model.embedding.weight).argmin(1).tolist()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("portions", [[1000], [10] * 100, [1, 700, 3, 250, 46]])
 def test_tokens_are_spread_evenly_over_the_text_whatever_the_batches(portions: list[int]) -> None:
     model = small()

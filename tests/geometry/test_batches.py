@@ -119,6 +119,7 @@ def test_a_mean_of_1e8_is_taken_out_whole():
     assert_close(centre_over_batch(x + 1e8), centre_over_batch(offset), length=64, terms=torch.tensor(4.0))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "function", [centre_over_batch, lambda x: scale_over_batch(x, 0.0), lambda x: scale_over_batch(x, 0.1)]
 )

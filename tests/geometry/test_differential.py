@@ -192,6 +192,7 @@ def test_shift_does_not_change_the_jacobian_of_layer_norm(offset):
     assert_close(euler_defect(x + offset, LAYER_NORM), euler_defect(x, LAYER_NORM), units=8)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("spec", PLACEMENTS)
 def test_transforms_agree_with_loops(spec):
     x, v = torch.randn(2, 3, 4, 6, dtype=torch.float64)

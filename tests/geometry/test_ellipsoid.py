@@ -56,6 +56,7 @@ def test_the_normal_is_along_the_reciprocal_gain():
     assert Ellipsoid(GAIN, is_centred=False).normal is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("zeros", [0, 1, 2])
 @pytest.mark.parametrize("is_centred", [True, False])

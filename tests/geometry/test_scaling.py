@@ -146,6 +146,7 @@ def test_affine_is_a_diagonal_map_and_a_shift():
     assert_close(((y - bias) / weight).sum(-1), torch.zeros(5).double(), length=4, terms=torch.tensor(20.0))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("function", [to_sphere, shrink_factor])
 def test_derivatives_and_transforms(function, placement):

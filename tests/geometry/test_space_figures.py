@@ -168,6 +168,7 @@ def test_nine_views_show_a_cloud_and_its_two_centrings():
         assert cross == pytest.approx(place, abs=1e-12)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_they_draw_into_given_axes_in_both_schemes(scheme):

@@ -216,6 +216,7 @@ def test_bound_is_not_the_norm_elsewhere():
     assert jacobian_norm(x, NormSpec(), gain) < 0.999 * jacobian_norm_bound(x, NormSpec(), gain)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("spec", KINDS)
 def test_transforms(spec):
     x, gain = torch.randn(2, 3, 5, dtype=torch.float64) + 0.5, torch.rand(5, dtype=torch.float64)

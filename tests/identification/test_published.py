@@ -135,6 +135,7 @@ class FlaRMSNormGated(Weighted):
         return (y * gate if self.norm_before_gate else y).to(dtype)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("norm", "spec", "undecided"),
     [

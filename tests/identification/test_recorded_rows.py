@@ -236,6 +236,7 @@ def rows_of_a_trained_model(spec, size, dtype=torch.bfloat16, mean=0.0):
     return x, nk.normalize(x, spec, weight), weight
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [nk.specs.LLAMA, nk.specs.GEMMA, nk.specs.OLMO2], ids=["llama", "gemma", "olmo2"])
 @pytest.mark.parametrize("eps", [1e-6, 1e-5])
@@ -256,6 +257,7 @@ def test_long_rows_leave_eps_open_and_so_the_two_words_for_one_divisor():
     assert passport.readings["divisor"].value == {"correction": 0}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [0.02, 0.1])
 def test_an_eps_that_is_not_usual_is_not_taken_for_one_that_is(size):
@@ -273,6 +275,7 @@ def test_roundings_of_a_feature_that_hardly_varies_are_no_bias(spec, dtype):
     assert decided(passport)["weight_offset"] == spec.weight_offset
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_rows_that_repeat_prove_no_more_than_once(dtype):

@@ -25,7 +25,7 @@ NOT_IN_16_BITS = {"ANNOTATED_TRANSFORMER", "IMAGEGPT", "L2_NORM", "X_TRANSFORMER
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_conventions_in_every_mixture_of_dtypes(pair):
     """Forward and all gradients against the reference in float64, 60 conventions a pair of dtypes."""

@@ -66,6 +66,7 @@ ARGUMENTS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", SIGNATURES)
 @pytest.mark.parametrize(("name", "dtype", "shape"), ARGUMENTS)

@@ -20,6 +20,7 @@ def supported(spec, case):
     return case
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "sizes"), [(7, (24, 32)), on_gpu_only(60, (128, 200))])
 @pytest.mark.parametrize("pair", NARROW, ids="-".join)
