@@ -57,7 +57,7 @@ def library(tmp_path_factory):
 
 
 def options(out, library, name, seed=1):
-    values = {"out": out, "corpus": library, "model": name, "seed": seed, "steps": 5, "batch": 2, "threads": 1}
+    values = {"out": out, "corpus": library, "model": name, "seed": seed, "steps": 2, "batch": 2, "threads": 1}
     return [f"--{option}={value}" for option, value in values.items()]
 
 
@@ -179,7 +179,7 @@ def plain_training(model, choices, text):
 
 def test_the_run_is_the_plain_one_bit_for_bit(library):
     text = corpus.read(library)
-    choices = Choices(steps=10, seed=4, batch=2, learning_rate=6e-3, warmup=3, evaluate_every=10)
+    choices = Choices(steps=5, seed=4, batch=2, learning_rate=6e-3, warmup=3, evaluate_every=5)
     models = []
     for _ in range(2):
         torch.manual_seed(4)
@@ -189,7 +189,7 @@ def test_the_run_is_the_plain_one_bit_for_bit(library):
     curve = train(models[1], choices, text.training, text.held_out, told.append)
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
     assert told == curve
-    assert curve[0]["training"] == round(sum(losses) / 10 / math.log(2), 6)
+    assert curve[0]["training"] == round(sum(losses) / 5 / math.log(2), 6)
 
 
 def test_a_short_run_learns_and_reports_its_curve(library):
