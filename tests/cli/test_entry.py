@@ -162,6 +162,13 @@ def test_a_bug_is_one_line_and_exits_with_101_and_an_interrupt_with_130() -> Non
     assert (done.returncode, done.stderr) == (130, "normkit: interrupted\n")
 
 
+@pytest.mark.slow
+def test_a_stream_that_has_no_sign_for_plus_or_minus_gets_a_question_mark() -> None:
+    done = normkit("rule", "B2", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert re.search(r"1 \? [\d.]+ more than it starts with", " ".join(done.stdout.split()))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error() -> None:

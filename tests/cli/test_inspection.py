@@ -361,6 +361,7 @@ def test_no_color_leaves_no_escape_code(gpt2: Path) -> None:
     assert not re.search(r"\x1b|\x9b", out + err)
 
 
+@pytest.mark.exhaustive
 def test_a_terminal_without_unicode_still_gets_its_results_and_findings_exit_with_1(gpt2: Path) -> None:
     change(gpt2, "transformer.ln_f.weight", 0, float("inf"))
     named = gpt2.rename(gpt2.with_name("caf\u00e9"))
