@@ -132,6 +132,30 @@ def test_ggml_takes_the_variance_in_one_pass_on_gpus():
     assert any("E[x^2] - E[x]^2, which this norm must compute" in line for line in evidence)
 
 
+@THEIRS
+def test_onnx_takes_the_variance_of_groups_in_one_pass(theirs):
+    if theirs:
+        onnx, runtime = installed("onnx"), installed("onnxruntime")
+        given = [onnx.helper.make_tensor_value_info(name, 1, (2, 32, 8, 8)) for name in "xy"]
+        ones, zeros = (onnx.numpy_helper.from_array(np.full(32, value, np.float32), str(value)) for value in (1, 0))
+        node = onnx.helper.make_node("GroupNormalization", ["x", "1", "0"], ["y"], num_groups=4)
+        graph = onnx.helper.make_graph([node], "norm", given[:1], given[1:], [ones, zeros])
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+        session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+        def norm(x):
+            return session.run(None, {"x": x.float().numpy()})[0]
+    else:
+        # onnx 1.23.2, the function of GroupNormalization-21: onnx/defs/nn/defs.cc:2833 to 2841.
+        def norm(x):
+            rows = x.float().reshape(len(x), 4, -1)
+            mean = rows.mean(-1, keepdim=True)
+            variance = (rows * rows).mean(-1, keepdim=True) - mean * mean
+            return ((rows - mean) / (variance + 1e-5).sqrt()).view_as(x)
+
+    assert nk.identify(norm, (2, 32, 8, 8)).readings["conditioning"].value["cancels"]
+
+
 def test_coremltools_multiplies_eps_by_the_largest_square():
     # coremltools 9.0, converters/mil/frontend/torch/ops.py:3144 to 3170.
     x = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
