@@ -63,7 +63,7 @@ def readings():
 
 
 def digits(pedestal):
-    """Logits and accuracy of one network, trained with contiguous inputs, in both formats."""
+    """A network whose first layer is a GroupNorm, trained with contiguous inputs; images and classes held out."""
     pixels, classes = load_digits(return_X_y=True)
     x = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8).repeat(1, 3, 4, 4) + pedestal
     classes = torch.tensor(classes)
@@ -78,9 +78,13 @@ def digits(pedestal):
         optimizer.zero_grad()
         cross_entropy(model(x[~held]), classes[~held]).backward()
         optimizer.step()
-    with torch.no_grad():
-        y, other = (Format(model, form)(x[held]) for form in (torch.contiguous_format, torch.channels_last))
-    right = [(each.argmax(1) == classes[held]).double().mean().item() for each in (y, other)]
+    return model.requires_grad_(False), x[held], classes[held]
+
+
+def effect(pedestal):
+    model, x, classes = digits(pedestal)
+    y, other = (Format(model, form)(x) for form in (torch.contiguous_format, torch.channels_last))
+    right = [(each.argmax(1) == classes).double().mean().item() for each in (y, other)]
     print(
         f"  digits above {pedestal}: accuracy {right[0]:.3f} contiguous, {right[1]:.3f} channels_last;"
         f" largest logit {y.abs().max():.1f}, moved by {(y - other).abs().max():.2g}"
@@ -94,4 +98,4 @@ if __name__ == "__main__":
     errors()
     readings()
     for pedestal in (0, 1000, 4096):
-        digits(pedestal)
+        effect(pedestal)

@@ -1,0 +1,72 @@
+"""Keras: LayerNormalization(rms_scaling=True) divides the row by its deviation, not by its root mean square.
+
+    python census/finds/keras_rms_scaling.py SMOLLM2      the folder of SmolLM2-135M
+
+The report is docs/wild/reports/keras_rms_scaling.md.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import keras
+import torch
+
+import normkit as nk
+from patching import versions
+from real_text import causal, divergence, logits, perplexity
+
+
+def theirs(n, rms):
+    if rms:
+        layer = keras.layers.RMSNormalization(epsilon=1e-5)
+    else:
+        layer = keras.layers.LayerNormalization(epsilon=1e-5, rms_scaling=True)
+    layer.build((None, n))
+    return layer
+
+
+def readings(title, layer):
+    spec = nk.identify(layer, 64).spec
+    print(f"  normkit, {title}: {spec}")
+    row = torch.full((1, 64), 3.0) + torch.randn(1, 64)
+    before, after = (rows.square().mean().sqrt() for rows in (row, layer(row)))
+    print(f"  a row of mean 3 and deviation 1: root mean square {before:.2f} -> {after:.2f}")
+
+
+def trained(model, ids, reference, rms):
+    original = {}
+    for part in model.modules():
+        if type(part).__name__ == "LlamaRMSNorm":
+            layer = theirs(len(part.weight), rms)
+            layer.trainable_weights[0].assign(part.weight.data)
+            original[part], part.forward = part.forward, layer.__call__
+    scores = logits(model, ids)
+    moved = (scores - reference).abs().max()
+    print(
+        f"  SmolLM2-135M, {len(original)} norms, {ids.shape[1]} tokens: perplexity {perplexity(scores, ids):.3f},"
+        f" divergence {divergence(scores, reference):.1e}, a logit moves by up to {moved:.2f}"
+    )
+    for part, forward in original.items():
+        part.forward = forward
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print(versions("torch", "keras", "transformers"))
+    model, ids = causal("smollm2")
+    reference = logits(model, ids)
+    print(f"transformers: perplexity {perplexity(reference, ids):.3f}")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        theirs(4, rms=False)
+    print(f"keras warns: {any('incorrectly' in str(each.message) for each in told)}")
+    warnings.simplefilter("ignore")
+    for title, rms in (("LayerNormalization(rms_scaling=True)", False), ("RMSNormalization()", True)):
+        print(title)
+        readings(title, theirs(64, rms))
+        trained(model, ids, reference, rms)
