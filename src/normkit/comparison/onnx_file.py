@@ -6,7 +6,7 @@ import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -87,8 +87,50 @@ class OnnxModel:
 
     @cached_property
     def sites(self) -> tuple[Site, ...]:
-        """Where its norms may be."""
-        return find(self.proto, self.source)
+        """Where its norms may be, in the order of its nodes; nothing is run."""
+        from onnx import TypeProto, shape_inference
+
+        numbers, vectors = dict[str, float](), set[str]()
+        for name, tensor in self.source.stored.items():
+            if math.prod(tensor.shape) > 1:
+                vectors.add(name)
+            elif tensor.code in DTYPES and tensor.stored:
+                numbers[name] = _said(float(self.source.values(name).flatten()[0]), tensor.code)
+        typed = self.proto
+        # What a file says of its values may contradict its nodes.
+        with suppress(Exception):
+            typed = shape_inference.infer_shapes(self.proto)
+        values = {each.name: each for each in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output)}
+        found: dict[tuple[Any, ...], list[Candidate]] = {}
+        for graph in graphs_of(self.proto.graph, vectors):
+            for node in graph.nodes:
+                if node.op_type == "Constant" and (number := _number(node)) is not None:
+                    numbers[node.output[0]] = number
+            for each in candidates(graph, numbers):
+                # A module that is called again is the same norm; exporters number its calls from the second one on.
+                module = _NUMBER.sub("", _named(each)[0])
+                key = (module, each.gain, each.bias, each.operator) if each.gain else (id(graph), each.nodes)
+                found.setdefault(key, []).append(each)
+        seen = Counter[str]()
+        sites = []
+        for first, *others in found.values():
+            path, class_name = _named(first)
+            seen[path] += 1
+            type_ = values[first.entry].type.tensor_type if first.entry in values else TypeProto.Tensor()
+            lengths = tuple(each.dim_value if each.HasField("dim_value") else None for each in type_.shape.dim)
+            sites.append(
+                Site(
+                    path=path if seen[path] == 1 else f"{path}#{seen[path]}",
+                    class_name=class_name,
+                    candidate=first,
+                    calls=(first, *others),
+                    eps=None if first.eps is None else _said(first.eps, 1),
+                    offset=_offset(first, numbers),
+                    dtype=type_.elem_type,
+                    shape=lengths if type_.HasField("shape") else None,
+                )
+            )
+        return tuple(sites)
 
     @cached_property
     def weights(self) -> Weights:
@@ -129,8 +171,39 @@ class OnnxModel:
         Args:
             progress: Is told how many places have been looked at, and how many there are.
         """
-        if self._book is None:
-            self._book = survey(self.path.name, self.proto, self.source, self.sites, progress)
+        if self._book is not None:
+            return self._book
+        finder = Finder()
+        entries, left_out = [], {}
+        for count, site in enumerate(self.sites):
+            if progress is not None:
+                progress(count, len(self.sites))
+            operator = site.candidate.operator
+            try:
+                module = OnnxNorm.of(self.proto, self.source, site)
+                shape = _shape(module, site)
+                found = finder.examined(module, site.path, shape)
+            except NormkitError as error:
+                left_out[site.path] = f"{site.class_name}: {error}"
+                continue
+            if found is None:
+                if operator:
+                    left_out[site.path] = f"{site.class_name}: it cannot be run on inputs of shape {shape}"
+                continue
+            passport = found.passport
+            is_norm = passport.verdict in ("norm", "batch", "gated", "adaptive")
+            if not is_norm and not operator and not passport.readings.keys() & {"degree", "scale"}:
+                continue
+            if operator == "BatchNormalization":
+                reason = "batch norm: statistics of the training are stored in it, and each row is mapped alone"
+                left_out[site.path] = f"{site.class_name}: {reason}"
+            elif passport.spec is None:
+                left_out[site.path] = f"{site.class_name}: {passport.readings['kind'].evidence[0]}"
+            else:
+                features = math.prod(passport.spec.rows.parameter_sizes(passport.shape))
+                passport = _with_remarks(passport, site)
+                entries.append(Entry(path=site.path, class_name=site.class_name, features=features, passport=passport))
+        self._book = PassportBook(model=self.path.name, entries=tuple(entries), left_out=left_out)
         return self._book
 
     def record(self, batch: Mapping[Any, Tensor] | Tensor, *, rows: int = 512) -> Recording:
@@ -179,53 +252,6 @@ class OnnxModel:
                 yield name, (stem,)
             elif "." not in name or name.startswith(("onnx::", "/")):
                 yield name, (own,)
-
-
-def find(proto: ModelProto, source: OnnxSource) -> tuple[Site, ...]:
-    """The places of a model that may be norms, in the order of its nodes; nothing is run."""
-    from onnx import TypeProto, shape_inference
-
-    numbers, vectors = dict[str, float](), set[str]()
-    for name, tensor in source.stored.items():
-        if math.prod(tensor.shape) > 1:
-            vectors.add(name)
-        elif tensor.code in DTYPES and tensor.stored:
-            numbers[name] = _said(float(source.values(name).flatten()[0]), tensor.code)
-    typed = proto
-    # What a file says of its values may contradict its nodes.
-    with suppress(Exception):
-        typed = shape_inference.infer_shapes(proto)
-    values = {each.name: each for each in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output)}
-    found: dict[tuple[Any, ...], list[Candidate]] = {}
-    for graph in graphs_of(proto.graph, vectors):
-        for node in graph.nodes:
-            if node.op_type == "Constant" and (number := _number(node)) is not None:
-                numbers[node.output[0]] = number
-        for each in candidates(graph, numbers):
-            # A module that is called again is the same norm; exporters number its calls from the second one on.
-            module = _NUMBER.sub("", _named(each)[0])
-            key = (module, each.gain, each.bias, each.operator) if each.gain else (id(graph), each.nodes)
-            found.setdefault(key, []).append(each)
-    seen = Counter[str]()
-    sites = []
-    for first, *others in found.values():
-        path, class_name = _named(first)
-        seen[path] += 1
-        type_ = values[first.entry].type.tensor_type if first.entry in values else TypeProto.Tensor()
-        lengths = tuple(each.dim_value if each.HasField("dim_value") else None for each in type_.shape.dim)
-        sites.append(
-            Site(
-                path=path if seen[path] == 1 else f"{path}#{seen[path]}",
-                class_name=class_name,
-                candidate=first,
-                calls=(first, *others),
-                eps=None if first.eps is None else _said(first.eps, 1),
-                offset=_offset(first, numbers),
-                dtype=type_.elem_type,
-                shape=lengths if type_.HasField("shape") else None,
-            )
-        )
-    return tuple(sites)
 
 
 def _offset(candidate: Candidate, numbers: Mapping[str, float]) -> float:
@@ -301,47 +327,6 @@ def _said(value: float, code: int) -> float:
         for digits in range(1, 18)
         if (short := float(f"{value:.{digits}g}")) == value or torch.tensor(short) == torch.tensor(value)
     )
-
-
-def survey(
-    name: str,
-    proto: ModelProto,
-    source: OnnxSource,
-    sites: Sequence[Site],
-    progress: Callable[[int, int], None] | None = None,
-) -> PassportBook:
-    """The passports of the norms of a model, each run by onnxruntime as the graph is written, without optimization."""
-    finder = Finder()
-    entries, left_out = [], {}
-    for count, site in enumerate(sites):
-        if progress is not None:
-            progress(count, len(sites))
-        operator = site.candidate.operator
-        try:
-            module = OnnxNorm.of(proto, source, site)
-            shape = _shape(module, site)
-            found = finder.examined(module, site.path, shape)
-        except NormkitError as error:
-            left_out[site.path] = f"{site.class_name}: {error}"
-            continue
-        if found is None:
-            if operator:
-                left_out[site.path] = f"{site.class_name}: it cannot be run on inputs of shape {shape}"
-            continue
-        passport = found.passport
-        is_norm = passport.verdict in ("norm", "batch", "gated", "adaptive")
-        if not is_norm and not operator and not passport.readings.keys() & {"degree", "scale"}:
-            continue
-        if operator == "BatchNormalization":
-            reason = "batch norm: statistics of the training are stored in it, and each row is mapped alone"
-            left_out[site.path] = f"{site.class_name}: {reason}"
-        elif passport.spec is None:
-            left_out[site.path] = f"{site.class_name}: {passport.readings['kind'].evidence[0]}"
-        else:
-            features = math.prod(passport.spec.rows.parameter_sizes(passport.shape))
-            passport = _with_remarks(passport, site)
-            entries.append(Entry(path=site.path, class_name=site.class_name, features=features, passport=passport))
-    return PassportBook(model=name, entries=tuple(entries), left_out=left_out)
 
 
 def _shape(module: OnnxNorm, site: Site) -> tuple[int, ...]:

@@ -39,20 +39,7 @@ def record(
     batch: Mapping[Any, Tensor] | Tensor,
     rows: int,
 ) -> Recording:
-    """Run a model, one sequence at a time, and keep what enters and leaves its norms.
-
-    Args:
-        name: What to call the model.
-        proto: The model.
-        source: Its initializers.
-        sites: Its norms, and how many trailing axes each takes as a row; None for whole samples.
-        batch: Token ids of shape (B, T), or inputs by name.
-        rows: Tokens that are kept.
-
-    Raises:
-        InputError: If the model asks for an input that is not given and cannot be told.
-        ModelError: If onnxruntime cannot run it.
-    """
+    """`OnnxModel.record`, one sequence at a time; `sites` has how many trailing axes a norm takes as a row."""
     import onnxruntime
 
     given: dict[Any, Tensor] = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
