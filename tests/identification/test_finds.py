@@ -181,3 +181,21 @@ def test_ligers_group_norm_cancels_and_overflows():
     assert passport.spec.groups == 2
     assert passport.readings["conditioning"].value["cancels"]
     assert passport.spec.statistics_dtype == "input"
+
+
+def test_group_normalization_of_onnx_cancels_where_its_function_is_run():
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        norm (float[n,c,h,w] X, float[c] scale, float[c] bias) => (float[n,c,h,w] Y)
+        { Y = GroupNormalization <num_groups = 4> (X, scale, bias) }
+    """)
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def norm(x, weight, bias):
+        given = {"X": x, "scale": weight, "bias": bias}
+        return torch.tensor(session.run(None, {name: tensor.detach().numpy() for name, tensor in given.items()})[0])
+
+    passport = nk.identify(norm, (2, 16, 8, 8), weight=torch.ones(16), bias=torch.zeros(16))
+    assert (passport.spec.groups, passport.spec.eps_placement) == (4, "inside")
+    assert passport.readings["conditioning"].value["cancels"]
