@@ -26,7 +26,7 @@ from normkit.identification.passport import CONVENTIONS, Passport
 SIZE = 64
 MEAN = 1e4
 LARGE_ERROR = 0.05
-"""torch's LayerNorm has 1e-3; a variance from two large sums has lost all digits."""
+"""torch's LayerNorm has 2e-3; a variance from two large sums has lost all digits."""
 AGREES = "agrees"
 CHOICE = "differs by choice"
 OWN_SOURCE = "differs from its own documentation or source model"
@@ -50,19 +50,19 @@ LAYER = {
 }
 RMS = LAYER | {"centre_numerator": False, "centre_statistics": False, "has_bias": False, "eps": 1e-6}
 IN_WORDS = {
-    "centre_numerator": "the mean is subtracted",
-    "centre_statistics": "the variance is about the mean",
-    "correction": "the divisor is n less",
-    "reduction": "the squares are taken as",
-    "multiplier": "the row is multiplied by",
+    "centre_numerator": "mean subtracted",
+    "centre_statistics": "variance about the mean",
+    "correction": "taken from n in the divisor",
+    "reduction": "squares as",
+    "multiplier": "factor of the row",
     "eps_placement": "place of eps",
     "has_weight": "there is a gain",
     "has_bias": "there is a bias",
     "weight_offset": "added to the gain",
     "weight_placement": "the gain acts",
-    "offset_dtype": "the 1 is added in the dtype of",
-    "cast": "the row is rounded",
-    "output_dtype": "the output has the dtype of",
+    "offset_dtype": "dtype in which the 1 is added",
+    "cast": "rounding",
+    "output_dtype": "dtype of the output",
     "groups": "groups",
     "axes": "axes of a row",
     "eps": "eps",
@@ -95,7 +95,7 @@ class Row:
         source: Where the expectation was read: not the code that is run.
         differs: CHOICE, OWN_SOURCE or UNDECIDED for an implementation that is known to be another, and why.
         repository: Of a transcription, "owner/name@commit".
-        library: Of a transcription, the name of the library.
+        library: Its name, where that is not the one of its module.
     """
 
     path: str
@@ -188,6 +188,7 @@ def answer(row: Row, packages: Mapping[str, str]) -> dict[str, Any]:
         "source": row.source,
         "found": "",
         "open": [],
+        "far": "",
     }
     try:
         if row.repository:
@@ -205,12 +206,12 @@ def answer(row: Row, packages: Mapping[str, str]) -> dict[str, Any]:
     verdict, remark = judged(row, passport)
     error = error_at_large_mean(row, norm, passport)
     lost = "its outputs are not finite" if math.isinf(error) else f"its largest error is {error:.1g}"
-    lost = f"At a mean of {MEAN:g} standard deviations {lost}." if error > LARGE_ERROR else ""
     return plain | {
         "found": found_words(passport),
         "open": sorted(set(passport.undecidable) & set(CONVENTIONS)),
         "verdict": verdict,
-        "remark": " ".join(filter(None, (remark, lost))),
+        "remark": remark,
+        "far": lost if error > LARGE_ERROR else "",
     }
 
 

@@ -353,7 +353,7 @@ ROWS = [
         neox_rms_bias,
         RMS | {"eps": 1e-8, "has_bias": True, "output_dtype": "input"},
         "the branch without a bias, line 102: back in the input's dtype",
-        differs=(OWN_SOURCE, "With a bias the output stays in float32."),
+        differs=(UNDECIDED, "With a bias the output stays in float32; no source says whether that is meant."),
     ),
     of(
         "gpt-neox",
@@ -427,7 +427,7 @@ ROWS = [
         late,
         RMS | {"cast": "early"},
         "meta-llama/llama llama/model.py: rounded before the gain",
-        differs=(OWN_SOURCE, "The gain multiplies in float32; pull request 22435 is about this order."),
+        differs=(UNDECIDED, "The gain multiplies in float32. One class serves models that round either way."),
     ),
     of(
         "SGLang",

@@ -284,6 +284,7 @@ def unreached(
     size = norm.weight.shape[0]
     return Row(
         path=f"{type(norm).__module__}:{type(norm).__name__}",
+        library="transformers",
         variant=f"{family}, {', '.join(norms)}: no field of the configuration reaches their eps",
         make=lambda _: copy.deepcopy(norm),
         shape=(2, size, 5, 5) if getattr(norm, "data_format", "") == "channels_first" else (2, 3, size),

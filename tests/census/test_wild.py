@@ -63,7 +63,7 @@ def test_no_row_stands_twice_and_each_has_its_source():
             nn.RMSNorm(64, eps=1e-5),
             (CHOICE, "Its page says so."),
             CHOICE,
-            "the mean is subtracted: False, expected True",
+            "mean subtracted: False, expected True",
         ),
         (nn.LayerNorm(64), (CHOICE, "Its page says so."), UNDECIDED, "identify finds no difference"),
         (nn.GELU(), None, UNDECIDED, "elementwise, expected norm"),
