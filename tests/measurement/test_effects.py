@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from normkit import inspect
-from normkit.measurement.effects import IdleParts, Products
+from normkit.measurement.effects import Effects
 from normkit.measurement.layout import BlockCall
 
 
@@ -143,10 +143,10 @@ class Scaled(nn.Module):
 
 def test_what_is_no_norm_is_not_told():
     model = Model(Scaled())
-    products = Products(["blocks.0.norm.norm", "blocks.1.norm.norm"])
+    products = Effects(["blocks.0.norm.norm", "blocks.1.norm.norm"])
     with products.watching(model):
         model(IDS)
-    assert products.norms(model, lambda: model(IDS)) == ()
+    assert products.handwritten(model, lambda: model(IDS)) == ()
     # Outside a norm that was found the same division is told: the paths of norms are what keeps it out.
     assert len(model._forward_hooks) == 0
 
@@ -189,7 +189,7 @@ def idle(is_read=True, change=lambda _block: None):
     change(block)
     x = torch.randn(2, 4, WIDTH)
     model = nn.Sequential(block)
-    idle = IdleParts(["0.norm", "0.closing"])
+    idle = Effects(["0.norm", "0.closing"])
     with torch.no_grad(), idle.watching(model):
         output = model(x)
     blocks = [BlockCall(path="0", index=0, module=block)]

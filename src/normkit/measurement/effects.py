@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from normkit.identification.sharding import local
 from normkit.identification.tracing import first_output
 from normkit.measurement.hooks import every_module
 from normkit.measurement.layout import BlockCall
+from normkit.measurement.running import tensors
 from normkit.text import percent
 
 # Names of torch's functions and methods that multiply or divide; those of nn.functional that normalize.
@@ -32,6 +33,8 @@ _FEWEST_FEATURES, _FEWEST_ROWS = 16, 4
 # Spread of the lengths behind a norm (eps and the rounding of 16 bits), and before it.
 _ALIKE, _APART, _TIMES = 1e-2, 2e-2, 5.0
 _CENTRED = 1e-4
+# Rows that a matrix makes of equal rows differ by float32's rounding at most; rows of a stream are farther apart.
+_SAME, _DIFFERENT = 1e-6, 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,51 +50,43 @@ class HandwrittenNorm:
     what another call measured."""
 
 
-def _keeps_scale(module: nn.Module, run: Callable[[], object]) -> bool:
-    """Called with a multiple of what it was given, a module without parts returns that multiple."""
-    if any(module.children()):
-        return False
-    given: list[Tensor] = []
-    left: list[Tensor] = []
+@dataclass(eq=False, kw_only=True)
+class _Call:
+    """The first call of a module."""
 
-    def note(_module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if not given and len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            given.append(args[0].clone())
-            left.append(output.clone())
-
-    handle = module.register_forward_hook(note)
-    with torch.no_grad():
-        try:
-            run()
-        finally:
-            handle.remove()
-        if not given:
-            return False
-        longer = copy.deepcopy(module)(given[0] * _TIMES)
-    ratio = torch.linalg.vector_norm(longer.double()) / torch.linalg.vector_norm(left[0].double())
-    return abs(float(ratio) / _TIMES - 1) < _ALIKE
+    differs: bool
+    """It was given one stream, whose rows differ."""
+    is_constant: bool = False
+    """The rows that left it are one vector."""
+    shape: torch.Size | None = None
+    """The shape of what left it."""
 
 
-class Products(TorchFunctionMode):
-    """Compares, in one forward pass, the lengths of rows before and after each product and quotient.
+class Effects(TorchFunctionMode):
+    """Compares, in one forward pass, rows before and after each product, quotient and module, and notes what is read.
 
     Args:
-        known: Paths of modules that are norms.
+        norms: Paths of modules that are norms.
+        others: Paths of modules that are norms which no spec describes.
     """
 
-    def __init__(self, known: Iterable[str]) -> None:
+    def __init__(self, norms: Collection[str], others: Collection[str] = ()) -> None:
         super().__init__()
-        self._known = tuple(known)
+        self._norms, self._known = norms, (*norms, *others)
         self._found: dict[str, list[str]] = {}
-        self._stack = [""]
+        self._read: set[int] = set()
+        # The tensors themselves: the number of one that is gone is given to another.
+        self._made: dict[str, list[Tensor]] = {}
+        self._calls: dict[str, _Call] = {}
+        self._running: list[tuple[str, _Call]] = [("", _Call(differs=False))]
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Watch the forward pass inside; the model is left as it was, also after an exception."""
-        with every_module(model, lambda path, *_: self._stack.append(path), self._leave), self:
+        with every_module(model, self._enter, self._leave), self:
             yield
 
-    def norms(self, model: nn.Module, run: Callable[[], object]) -> tuple[HandwrittenNorm, ...]:
+    def handwritten(self, model: nn.Module, run: Callable[[], object]) -> tuple[HandwrittenNorm, ...]:
         """The places, in forward order, that normalize rows and are none of the norms found.
 
         Args:
@@ -107,39 +102,87 @@ class Products(TorchFunctionMode):
             for path, lines in self._found.items()
         )
 
-    def _leave(self, path: str, _output: object) -> None:
+    def unread(self, model: nn.Module, output: object, run: Callable[[], object]) -> tuple[str, ...]:
+        """Paths of norms whose output nothing reads.
+
+        A norm is first suspected where no function of torch is given its output; that counts where another output in
+        its place leaves the model's own as it is, bit for bit.
+
+        Args:
+            model: The model; it is left as it was.
+            output: What it returned.
+            run: Calls the model again on the same input; it is not called if no norm is suspected.
+        """
+        read = self._read | {id(value) for _, value in tensors(output)}
+        suspected = [path for path, made in self._made.items() if not any(id(value) in read for value in made)]
+        return tuple(path for path in suspected if _changes_nothing(model.get_submodule(path), output, run))
+
+    def constant(self, blocks: Sequence[BlockCall]) -> tuple[str, ...]:
+        """Paths of branches whose rows are all one vector.
+
+        A branch is the outermost module inside a block that gives all rows of the stream one vector, though the rows
+        that enter it, or a module in it, differ.
+        """
+        found: dict[str, None] = {}
+        for block in blocks:
+            stream = self._calls[block.path].shape if block.path in self._calls else None
+            inside = {
+                path: call
+                for path, call in self._calls.items()
+                if path.startswith(f"{block.path}.") and call.shape == stream and block.leaves is None
+            }
+            for path, call in inside.items():
+                above = [other for other in inside if f"{path}.".startswith(f"{other}.")]
+                if call.differs and all(inside[other].is_constant for other in above):
+                    found[min(above, key=len)] = None
+        return tuple(path for path in found if path not in self._norms)
+
+    def _enter(self, path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        with torch._C.DisableTorchFunction():
+            rows = {id(value): value for _, value in tensors((args, kwargs)) if _is_stream(value)}
+            # With several inputs, such as queries and keys, one of them may have equal rows.
+            differs = len(rows) == 1 and _largest_distance(next(iter(rows.values()))) > _DIFFERENT
+        self._running.append((path, _Call(differs=differs)))
+
+    def _leave(self, path: str, output: object) -> None:
         # A call that raised never came here.
-        while self._stack.pop() != path:
+        while (running := self._running.pop())[0] != path:
             continue
+        if (y := first_output(output)) is None:
+            return
+        if path in self._norms and isinstance(output, Tensor):
+            self._made.setdefault(path, []).append(y)
+            # The tensor that had this id before no longer exists.
+            self._read.discard(id(y))
+        call = self._calls.setdefault(path, running[1])
+        if call is running[1]:
+            with torch._C.DisableTorchFunction():
+                call.is_constant, call.shape = _is_stream(y) and _largest_distance(y) <= _SAME, y.shape
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = getattr(function, "__name__", "").strip("_")
-        if name not in _SCALING or self._is_known(self._stack[-1]):
+        name = getattr(function, "__name__", "")
+        # Reading a tensor's shape or type is no use of its numbers.
+        if name not in ("__get__", "size", "dim"):
+            self._read.update(id(value) for _, value in tensors((args, kwargs)))
+        name, path = name.strip("_"), self._running[-1][0]
+        if name not in _SCALING or any(f"{path}.".startswith(f"{norm}.") for norm in self._known):
             return function(*args, **kwargs)
         given = [value for value in (*args, *kwargs.values()) if _has_rows(value)]
         # Before the call, which may overwrite what it is given.
         before = [(tuple(value.shape), {axis: _spread(value, axis) for axis in _axes(value)}) for value in given]
         y = function(*args, **kwargs)
         if _has_rows(y) and (line := _line(y, before)) is not None:
-            self._found.setdefault(f"{self._stack[-1]}:{name}", []).append(line)
+            self._found.setdefault(f"{path}:{name}", []).append(line)
         return y
-
-    def _is_known(self, path: str) -> bool:
-        return any(f"{path}.".startswith(f"{norm}.") for norm in self._known)
 
 
 def _has_rows(value: object) -> bool:
     """An activation of many rows: the normalizing of a weight is another thing."""
-    return (
-        isinstance(value, Tensor)
-        and not isinstance(value, nn.Parameter)
-        and value.is_floating_point()
-        and value.dim() > 1
-        and bool(_axes(value))
-    )
+    is_activation = isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.is_floating_point()
+    return is_activation and isinstance(value, Tensor) and value.dim() > 1 and bool(_axes(value))
 
 
 def _axes(value: Tensor) -> tuple[int, ...]:
@@ -170,110 +213,33 @@ def _line(y: Tensor, before: Sequence[tuple[tuple[int, ...], Mapping[int, float]
         length = rms * math.sqrt(y.shape[axis])
         size = f"length {length:.4g}" if abs(length - 1) < abs(rms - 1) else f"rms {rms:.4g}"
         centred = ", without a mean" if energy < _CENTRED else ""
-        return (
-            f"rows of {y.shape[axis]} features leave with one {size}{centred}; their lengths differed by "
-            f"{percent(entered[0])} before"
-        )
+        left = f"rows of {y.shape[axis]} features leave with one {size}{centred}"
+        return f"{left}; their lengths differed by {percent(entered[0])} before"
     return None
 
 
-# Rows that a matrix makes of equal rows differ by float32's rounding at most; rows of a stream are farther apart.
-_SAME, _DIFFERENT = 1e-6, 1e-2
+def _keeps_scale(module: nn.Module, run: Callable[[], object]) -> bool:
+    """Called with a multiple of what it was given, a module without parts returns that multiple."""
+    if any(module.children()):
+        return False
+    calls: list[tuple[Tensor, Tensor]] = []
 
+    def note(_module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        if not calls and len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            calls.append((args[0].clone(), output.clone()))
 
-class IdleParts(TorchFunctionMode):
-    """Finds, in one forward pass, what has no effect.
-
-    Args:
-        norms: Paths of modules that are norms.
-    """
-
-    def __init__(self, norms: Collection[str]) -> None:
-        super().__init__()
-        self._norms = norms
-        self._read: set[int] = set()
-        # The tensors themselves: the number of one that is gone is given to another.
-        self._made: dict[str, list[Tensor]] = {}
-        self._calls: dict[str, tuple[bool, bool, torch.Size | None]] = {}
-        self._entered: list[bool] = []
-
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """Watch the forward pass inside; the model is left as it was, also after an exception."""
-        with every_module(model, self._enter, self._leave), self:
-            yield
-
-    def unread(self, model: nn.Module, output: object, run: Callable[[], object]) -> tuple[str, ...]:
-        """Paths of norms whose output nothing reads.
-
-        A norm is first suspected where no function of torch is given its output; that counts where another output in
-        its place leaves the model's own as it is, bit for bit.
-
-        Args:
-            model: The model; it is left as it was.
-            output: What it returned.
-            run: Calls the model again on the same input; it is not called if no norm is suspected.
-        """
-        read = self._read | {id(value) for value in _tensors(output)}
-        suspected = [path for path, made in self._made.items() if not any(id(value) in read for value in made)]
-        return tuple(path for path in suspected if _changes_nothing(model.get_submodule(path), output, run))
-
-    def constant(self, blocks: Sequence[BlockCall]) -> tuple[str, ...]:
-        """Paths of branches whose rows are all one vector.
-
-        A branch is the outermost module inside a block that gives all rows of the stream one vector, though the rows
-        that enter it, or a module in it, differ.
-        """
-        branches = (self._branch_of(block.path) for block in blocks if block.leaves is None)
-        return tuple(path for found in branches for path in found if path not in self._norms)
-
-    def _enter(self, _path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        with torch._C.DisableTorchFunction():
-            rows = {id(value): value for value in _tensors((args, kwargs)) if _is_stream(value)}
-            # With several inputs, such as queries and keys, one of them may have equal rows.
-            self._entered.append(len(rows) == 1 and _largest_distance(next(iter(rows.values()))) > _DIFFERENT)
-
-    def _leave(self, path: str, output: object) -> None:
-        y = first_output(output)
-        apart = self._entered.pop()
-        if y is None:
-            return
-        if path in self._norms and isinstance(output, Tensor):
-            self._made.setdefault(path, []).append(y)
-            # The tensor that had this id before no longer exists.
-            self._read.discard(id(y))
-        with torch._C.DisableTorchFunction():
-            self._calls.setdefault(path, (apart, _is_stream(y) and _largest_distance(y) <= _SAME, y.shape))
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        # Reading a tensor's shape or type is no use of its numbers.
-        if getattr(function, "__name__", "") not in ("__get__", "size", "dim"):
-            self._read.update(id(value) for value in _tensors((args, kwargs or {})))
-        return function(*args, **(kwargs or {}))
-
-    def _branch_of(self, block: str) -> list[str]:
-        """The outermost modules of a block whose rows are one vector, where one in them is given rows that differ."""
-        _, _, stream = self._calls.get(block, (False, False, None))
-        inside = [path for path in self._calls if path.startswith(f"{block}.") and self._calls[path][2] == stream]
-        found = []
-        for path in inside:
-            above = [other for other in inside if f"{path}.".startswith(f"{other}.")]
-            if self._calls[path][:2] == (True, True) and all(self._calls[other][1] for other in above):
-                found.append(min(above, key=len))
-        return list(dict.fromkeys(found))
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for member in value.values():
-            yield from _tensors(member)
-    elif isinstance(value, (tuple, list)):
-        for member in value:
-            yield from _tensors(member)
+    handle = module.register_forward_hook(note)
+    with torch.no_grad():
+        try:
+            run()
+        finally:
+            handle.remove()
+        if not calls:
+            return False
+        ((given, left),) = calls
+        longer = copy.deepcopy(module)(given * _TIMES)
+    ratio = torch.linalg.vector_norm(longer.double()) / torch.linalg.vector_norm(left.double())
+    return abs(float(ratio) / _TIMES - 1) < _ALIKE
 
 
 def _is_stream(value: Tensor) -> bool:
@@ -289,18 +255,16 @@ def _largest_distance(value: Tensor) -> float:
 def _changes_nothing(norm: nn.Module, output: object, run: Callable[[], object]) -> bool:
     """The model's output is the same where the norm's output is another."""
 
+    def first(output: object) -> Tensor | None:
+        # Outputs of transformers are mappings.
+        return first_output(tuple(output.values()) if isinstance(output, Mapping) else output)
+
     def alter(_module: nn.Module, _args: object, output: object) -> object:
         return output * 3 + 1 if isinstance(output, Tensor) else None
 
-    as_it_is = first_output(_plain(output))
     handle = norm.register_forward_hook(alter)
     try:
-        altered = first_output(_plain(run()))
+        as_it_is, altered = first(output), first(run())
     finally:
         handle.remove()
     return as_it_is is not None and altered is not None and torch.equal(as_it_is, altered)
-
-
-def _plain(output: object) -> object:
-    """Outputs in a mapping, as those of transformers, as a tuple."""
-    return tuple(output.values()) if isinstance(output, Mapping) else output

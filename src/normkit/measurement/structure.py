@@ -6,10 +6,9 @@ in x-transformers, where `layers[i]` is a ModuleList of norms, a branch and a re
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,8 @@ from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite, OtherNorm, find_sites
 from normkit.identification.tracing import Trace, first_output, first_tensor, trace
 from normkit.measurement import placement
-from normkit.measurement.block_response import BlockSweep, median_cosine
-from normkit.measurement.effects import HandwrittenNorm, IdleParts, Products
+from normkit.measurement.block_response import UNKNOWN, BlockSweep, median_cosine
+from normkit.measurement.effects import Effects, HandwrittenNorm
 from normkit.measurement.facts import Placement, Role
 from normkit.measurement.hooks import every_module
 from normkit.measurement.layout import BlockCall, Layout, find_blocks, layout_of
@@ -51,65 +50,73 @@ def find_stages(
         sites: The norms of the model.
         run: Calls the model on a small input.
     """
-    calls = _Calls(model).of(run)
+    calls: list[_Call] = []
+    running: list[_Call] = []
+
+    def before(path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        calls.append(_Call(path=path, entered=_kept(first_tensor(args, kwargs))))
+        running.append(calls[-1])
+
+    def after(_path: str, output: object) -> None:
+        running.pop().left = _kept(first_output(output))
+
+    with torch.no_grad(), every_module(model, before, after):
+        run()
     called = {call.path for call in calls}
     groups: dict[str, list[_Call]] = {}
     for call in calls:
-        if (group := _group(model, call.path, called)) is not None:
-            groups.setdefault(group, []).append(call)
+        # The outermost member of a ModuleList that the module lies in and that is not called itself.
+        names = call.path.split(".")
+        for depth in range(1, len(names)):
+            group, parent = ".".join(names[:depth]), model.get_submodule(".".join(names[: depth - 1]))
+            if isinstance(parent, nn.ModuleList) and len(parent) > 1 and group not in called:
+                groups.setdefault(group, []).append(call)
+                break
     norms = {site.path: site for site in sites if site.module is not None}
     blocks: list[BlockCall] = []
     sweeps: list[BlockSweep] = []
     roles: dict[str, Role] = {}
     for path, members in groups.items():
-        parts = [call for call in members if call.entered is not None]
-        if not parts or not any(call.path in norms for call in members):
+        first = next((call for call in members if call.entered is not None), None)
+        if first is None or first.entered is None or not any(call.path in norms for call in members):
             continue
-        entered = parts[0].entered
-        after = next(
-            (
-                call
-                for call in calls[calls.index(members[-1]) + 1 :]
-                if _fits(call.entered, entered) and call not in members
-            ),
-            None,
-        )
-        if entered is None or after is None or after.entered is None:
+        entered, following = first.entered, calls[calls.index(members[-1]) + 1 :]
+        next_calls = [call for call in following if _has_shape(call.entered, entered) and call not in members]
+        if not next_calls or (left := next_calls[0].entered) is None:
             continue
-        placement, found = _placed(members, norms, entered, after.entered)
-        module = model.get_submodule(parts[0].path)
-        leaves = model.get_submodule(after.path)
+        placement, found = _placed(members, norms, entered, left)
+        module, leaves = model.get_submodule(first.path), model.get_submodule(next_calls[0].path)
         blocks.append(BlockCall(path=path, index=len(blocks), module=module, leaves=leaves))
-        share = torch.linalg.vector_norm(after.entered - entered, dim=-1) / torch.linalg.vector_norm(entered, dim=-1)
-        sweeps.append(
-            BlockSweep(
-                placement=placement,
-                output_slope=math.nan,
-                branch_slope=math.nan,
-                rows_normalized=None,
-                branch_share=float(share.nanmedian()),
-                cosine=median_cosine(entered, after.entered),
-            )
-        )
+        share = torch.linalg.vector_norm(left - entered, dim=-1) / torch.linalg.vector_norm(entered, dim=-1)
+        seen = {"branch_share": float(share.nanmedian()), "cosine": median_cosine(entered, left)}
+        sweeps.append(replace(UNKNOWN, placement=placement, **seen))  # type: ignore[arg-type]
         roles |= found
     return tuple(blocks), tuple(sweeps), roles
 
 
 def _placed(
-    members: Sequence[_Call], norms: dict[str, NormSite], entered: Tensor, left: Tensor
+    members: Sequence[_Call], norms: Collection[str], entered: Tensor, left: Tensor
 ) -> tuple[Placement, dict[str, Role]]:
     """The placement of the norms in a block whose incoming and outgoing stream are known."""
-    reading = [call.path for call in members if call.path in norms and _alike(call.entered, entered)]
+
+    def is_same(value: Tensor | None, stream: Tensor) -> bool:
+        return value is not None and _has_shape(value, stream) and torch.equal(value, stream)
+
+    def is_sum(total: Tensor, branch: Tensor | None) -> bool:
+        """The total is the stream that entered plus a multiple of the branch."""
+        return branch is not None and median_cosine(total - entered, branch) > _ADDED
+
+    reading = [call.path for call in members if call.path in norms and is_same(call.entered, entered)]
     roles: dict[str, Role] = dict.fromkeys(reading, "pre")
-    outputs = [call for call in members if _fits(call.left, entered)]
-    closing = [call for call in outputs if call.path in norms and _alike(call.left, left)]
+    outputs = [call for call in members if _has_shape(call.left, entered)]
+    closing = [call for call in outputs if call.path in norms and is_same(call.left, left)]
     if closing:
         # The last norm returns the stream: what it read is the stream that entered and the branch.
         inside = closing[-1].entered
-        if inside is not None and any(_is_sum(inside, entered, call.left) for call in outputs if call not in closing):
+        if inside is not None and any(is_sum(inside, call.left) for call in outputs if call not in closing):
             return "post", roles | {closing[-1].path: "post"}
         return "unknown", roles
-    added = [call for call in outputs if _is_sum(left, entered, call.left)]
+    added = [call for call in outputs if is_sum(left, call.left)]
     if not added:
         return "unknown", roles
     output = [call.path for call in added if call.path in norms]
@@ -118,51 +125,8 @@ def _placed(
     return ("pre" if reading else "none"), roles
 
 
-def _fits(value: Tensor | None, stream: Tensor | None) -> bool:
-    return value is not None and stream is not None and value.shape == stream.shape
-
-
-def _alike(value: Tensor | None, stream: Tensor) -> bool:
-    return value is not None and value.shape == stream.shape and bool(torch.equal(value, stream))
-
-
-def _is_sum(total: Tensor, stream: Tensor, branch: Tensor | None) -> bool:
-    """The total is the stream plus a multiple of the branch."""
-    return branch is not None and median_cosine(total - stream, branch) > _ADDED
-
-
-def _group(model: nn.Module, path: str, called: set[str]) -> str | None:
-    """The outermost member of a ModuleList that a module lies in and that is not called itself."""
-    names = path.split(".")
-    for depth in range(1, len(names)):
-        group = ".".join(names[:depth])
-        parent = model.get_submodule(".".join(names[: depth - 1]))
-        if isinstance(parent, nn.ModuleList) and len(parent) > 1 and group not in called:
-            return group
-    return None
-
-
-class _Calls:
-    """Writes down the module calls of one forward pass, with what enters and leaves them of shape (B, T, D)."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._calls: list[_Call] = []
-        self._open: list[_Call] = []
-
-    def of(self, run: Callable[[], object]) -> list[_Call]:
-        """The calls in the order of their start."""
-        with torch.no_grad(), every_module(self._model, self._before, self._after):
-            run()
-        return self._calls
-
-    def _before(self, path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        call = _Call(path=path, entered=_kept(first_tensor(args, kwargs)))
-        self._calls.append(call)
-        self._open.append(call)
-
-    def _after(self, _path: str, output: object) -> None:
-        self._open.pop().left = _kept(first_output(output))
+def _has_shape(value: Tensor | None, stream: Tensor) -> bool:
+    return value is not None and value.shape == stream.shape
 
 
 def _kept(tensor: Tensor | None) -> Tensor | None:
@@ -226,20 +190,19 @@ def survey(
         called = trace(model, run)
         report("norms", 1, 3)
         sites, others = find_sites(model, called)
-        paths = [*(site.path for site in sites), *(other.path for other in others)]
+        norms, unspecified = [site.path for site in sites if site.module is not None], [other.path for other in others]
+        paths = [*(site.path for site in sites), *unspecified]
         blocks = find_blocks(model, called, paths)
         report("placement", 2, 3)
         staged = ((), (), {}) if blocks or not stages else find_stages(model, sites, run)
         sweeps, roles, final_norm = placement.sweep(model, sites, blocks or staged[0], run)
         if not blocks:
             blocks, sweeps, roles = staged[0], staged[1], {**roles, **staged[2]}
-        norms = [site.path for site in sites if site.module is not None]
         hooked = changed_inputs(model, paths, run)
-        products, idle = Products([*norms, *(other.path for other in others)]), IdleParts(norms)
-        # What the outer mode computes, the inner one does not see.
-        with products.watching(model), idle.watching(model):
+        effects = Effects(norms, unspecified)
+        with effects.watching(model):
             output = run()
-        unread, handwritten = idle.unread(model, output, run), products.norms(model, run)
+        unread, handwritten = effects.unread(model, output, run), effects.handwritten(model, run)
     calls = Counter(call.path for call in called.modules)
     return Structure(
         called=called,
@@ -253,6 +216,6 @@ def survey(
         forward_calls={site.path: 1 if site.module is None else calls[site.path] for site in sites},
         handwritten=handwritten,
         unread=unread,
-        constant=idle.constant(blocks),
+        constant=effects.constant(blocks),
         input_hooks=hooked,
     )
