@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,14 @@ def patches(model: nn.Module, paths: Iterable[str]) -> tuple[Patch, ...]:
         if (module := modules.get(path)) is not None and (seen := _patched(module, homes)) is not None:
             found.setdefault(seen, []).append(path)
     told = [Patch(name=name, sites=tuple(sites), now=now) for (name, now), sites in found.items()]
-    return (*told, *_functions())
+    for name in _FUNCTIONS:
+        function, builtin = getattr(F, name), getattr(torch, name)
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is None or Path(code.co_filename) != Path(F.__file__) or code.co_qualname != name:
+            told.append(Patch(name=f"torch.nn.functional.{name}", sites=(), now=_described(function)))
+        if not inspect.isbuiltin(builtin):
+            told.append(Patch(name=f"torch.{name}", sites=(), now=_described(builtin)))
+    return tuple(told)
 
 
 def is_as_written(cls: type) -> bool:
@@ -103,35 +111,17 @@ def _foreign_forward(cls: type) -> Any:
     forward = vars(owner)["forward"]
     code = getattr(inspect.unwrap(forward), "__code__", None)
     file = getattr(sys.modules.get(owner.__module__), "__file__", None)
-    if isinstance(code, CodeType) and file is not None and _is_same(code.co_filename, file):
-        return None if code.co_qualname == f"{owner.__qualname__}.forward" else forward
-    return forward
-
-
-def _functions() -> list[Patch]:
-    found = []
-    for name in _FUNCTIONS:
-        function = getattr(F, name)
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        if code is None or not _is_same(code.co_filename, F.__file__) or code.co_qualname != name:
-            found.append(Patch(name=f"torch.nn.functional.{name}", sites=(), now=_described(function)))
-        if not inspect.isbuiltin(builtin := getattr(torch, name)):
-            found.append(Patch(name=f"torch.{name}", sites=(), now=_described(builtin)))
-    return found
-
-
-def _is_same(one: str, other: str) -> bool:
-    return Path(one) == Path(other)
+    is_of_file = isinstance(code, CodeType) and file is not None and Path(code.co_filename) == Path(file)
+    return None if is_of_file and code.co_qualname == f"{owner.__qualname__}.forward" else forward
 
 
 def _described(code: Any) -> str:
+    """Name and place of some code."""
     function = inspect.unwrap(getattr(code, "__func__", code))
     known = getattr(function, "__code__", None)
     name = getattr(function, "__qualname__", type(function).__name__)
-    if known is None:
-        return f"{name} of {getattr(function, '__module__', 'an unknown module')}"
-    where = f"line {known.co_firstlineno} of {Path(known.co_filename).name}"
-    return f"{name} of {getattr(function, '__module__', 'an unknown module')} ({where})"
+    where = "" if known is None else f" (line {known.co_firstlineno} of {Path(known.co_filename).name})"
+    return f"{name} of {getattr(function, '__module__', 'an unknown module')}{where}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,44 +146,37 @@ def changed_inputs(model: nn.Module, paths: Collection[str], run: Callable[[], o
     """
     modules = dict(model.named_modules())
     hooked = {path: modules[path] for path in paths if path in modules and modules[path]._forward_pre_hooks}
-    names = {path: tuple(map(_named, module._forward_pre_hooks.values())) for path, module in hooked.items()}
     given: dict[str, Tensor] = {}
     changes: dict[str, float] = {}
 
-    def before(path: str) -> Callable[..., None]:
-        def note(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            if (x := first_tensor(args, kwargs)) is not None:
-                given[path] = local(x.detach()).clone()
+    def named(hook: Callable[..., object]) -> str:
+        code = getattr(inspect.unwrap(hook), "__code__", None)
+        name = str(getattr(hook, "__qualname__", type(hook).__qualname__))
+        return name if code is None else f"{name} of {hook.__module__}, line {code.co_firstlineno}"
 
-        return note
+    def note(path: str, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if (x := first_tensor(args, kwargs)) is not None:
+            given[path] = local(x.detach()).clone()
 
-    def after(path: str) -> Callable[..., None]:
-        def compare(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            x, meant = first_tensor(args, kwargs), given.pop(path, None)
-            if x is None or meant is None:
-                return
-            entered = local(x.detach())
-            meant = meant.to(entered.dtype).to(entered.device)
-            if entered.shape == meant.shape and not torch.equal(entered, meant):
-                difference = (entered.double() - meant.double()).abs().max() / meant.double().abs().max()
-                changes[path] = max(changes.get(path, 0.0), float(difference))
+    def compare(path: str, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        x, meant = first_tensor(args, kwargs), given.pop(path, None)
+        if x is None or meant is None:
+            return
+        entered = local(x.detach())
+        meant = meant.to(entered.dtype).to(entered.device)
+        if entered.shape == meant.shape and not torch.equal(entered, meant):
+            difference = (entered.double() - meant.double()).abs().max() / meant.double().abs().max()
+            changes[path] = max(changes.get(path, 0.0), float(difference))
 
-        return compare
-
+    names = {path: tuple(map(named, module._forward_pre_hooks.values())) for path, module in hooked.items()}
     if hooked:
         with ExitStack() as hooks, torch.no_grad():
             for path, module in hooked.items():
-                hooks.callback(module.register_forward_pre_hook(before(path), with_kwargs=True, prepend=True).remove)
-                hooks.callback(module.register_forward_pre_hook(after(path), with_kwargs=True).remove)
+                first, last = partial(note, path), partial(compare, path)
+                hooks.callback(module.register_forward_pre_hook(first, with_kwargs=True, prepend=True).remove)
+                hooks.callback(module.register_forward_pre_hook(last, with_kwargs=True).remove)
             run()
     return tuple(InputHook(path=path, hooks=names[path], change=change) for path, change in changes.items())
-
-
-def _named(hook: Callable[..., object]) -> str:
-    """Name of a hook, and the place of its code."""
-    code = getattr(inspect.unwrap(hook), "__code__", None)
-    name = str(getattr(hook, "__qualname__", type(hook).__qualname__))
-    return name if code is None else f"{name} of {hook.__module__}, line {code.co_firstlineno}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,48 +200,6 @@ def find_shared(model: nn.Module, structure: Structure) -> dict[str, Sharing]:
         structure: The structure of the model.
     """
     calls = Counter(call.path for call in structure.called.modules)
-    twins = _twins(model, structure)
-    shared = {}
-    for site in structure.sites:
-        made = structure.forward_calls[site.path]
-        around = max(_calls_around(site, calls), _calls_in_a_recurrence(model, site, calls))
-        if made > around or twins[site.path]:
-            shared[site.path] = Sharing(calls=made, around=around, twins=twins[site.path])
-    return shared
-
-
-def _calls_around(site: NormSite, calls: Mapping[str, int]) -> int:
-    """Calls of the enclosing module, or where it takes no activations, of the busiest module beside the norm."""
-    parent = site.path.rpartition(".")[0]
-    if parent in calls:
-        return calls[parent]
-    prefix = f"{parent}." if parent else ""
-    beside = [
-        made
-        for path, made in calls.items()
-        if path.startswith(prefix) and not f"{path}.".startswith(f"{site.path}.") and path != parent
-    ]
-    return max(beside, default=1)
-
-
-def _calls_in_a_recurrence(model: nn.Module, site: NormSite, calls: Mapping[str, int]) -> int:
-    """Calls of the busiest module with a matrix that stands right beside the norm, or beside the list that holds it."""
-    parent = _parent(site.path)
-    while parent and parent not in calls:
-        parent = _parent(parent)
-    prefix = f"{parent}." if parent else ""
-    return max(
-        (
-            calls[f"{prefix}{name}"]
-            for name, module in model.get_submodule(parent).named_children()
-            if any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
-        ),
-        default=1,
-    )
-
-
-def _twins(model: nn.Module, structure: Structure) -> dict[str, tuple[str, ...]]:
-    """By path of a site, the other places of its module and the sites that share a parameter with it."""
     modules = dict(model.named_modules(remove_duplicate=False))
     places = defaultdict(list)
     for path, module in modules.items():
@@ -269,16 +210,40 @@ def _twins(model: nn.Module, structure: Structure) -> dict[str, tuple[str, ...]]
         for parameter in held:
             if isinstance(parameter, nn.Parameter) and site.path not in owners[id(parameter)]:
                 owners[id(parameter)].append(site.path)
-    twins = {}
+    shared = {}
     for site in structure.sites:
+        made, parent = structure.forward_calls[site.path], site.path.rpartition(".")[0]
         own = [path for path in places.get(site.module, ()) if site.module is not None and path != site.path]
         # A block that is listed twice brings its norms along.
-        parent = _parent(site.path)
-        own = [path for path in own if _parent(path) == parent or modules[_parent(path)] is not modules[parent]]
+        around = {path: path.rpartition(".")[0] for path in own}
+        own = [path for path in own if around[path] == parent or modules[around[path]] is not modules[parent]]
         same = [path for paths in owners.values() if site.path in paths for path in paths if path != site.path]
-        twins[site.path] = tuple(dict.fromkeys([*own, *same]))
-    return twins
+        twins = tuple(dict.fromkeys([*own, *same]))
+        if made > (usual := _usual_calls(model, site, calls)) or twins:
+            shared[site.path] = Sharing(calls=made, around=usual, twins=twins)
+    return shared
 
 
-def _parent(path: str) -> str:
-    return path.rpartition(".")[0]
+def _usual_calls(model: nn.Module, site: NormSite, calls: Mapping[str, int]) -> int:
+    """How often a norm that is not shared is called there.
+
+    As often as the enclosing module, or where that takes no activations, as the busiest module beside the norm; or as
+    the busiest module with a matrix that stands right beside it, or beside the list that holds it.
+    """
+    parent = site.path.rpartition(".")[0]
+    prefix = f"{parent}." if parent else ""
+    beside = (
+        made
+        for path, made in calls.items()
+        if path.startswith(prefix) and not f"{path}.".startswith(f"{site.path}.") and path != parent
+    )
+    around = calls[parent] if parent in calls else max(beside, default=1)
+    while parent and parent not in calls:
+        parent = parent.rpartition(".")[0]
+    prefix = f"{parent}." if parent else ""
+    in_a_recurrence = (
+        calls[f"{prefix}{name}"]
+        for name, module in model.get_submodule(parent).named_children()
+        if any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+    )
+    return max(around, *in_a_recurrence, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -168,16 +168,28 @@ def sweep(
         One sweep a block; the role of each site by path; the path of the norm after the last block, or None.
     """
     sweeper = _Sweeper(sites)
-    parents = [path for path, _ in model.named_modules()]
-    with torch.no_grad(), observed(model, sites, blocks, parents, sweeper):
+    with torch.no_grad(), observed(model, sites, blocks, [path for path, _ in model.named_modules()], sweeper):
         run()
-    outside, final_norm = _outside_blocks(sweeper.visits)
+    # Roles of the norms outside the blocks, and the norm after the last block.
+    roles: dict[str, Role] = {}
+    final_norm: str | None = None
+    before: str | None = None
+    for index, visit in enumerate(sweeper.visits):
+        if not visit.path:
+            before = visit.block_list
+            continue
+        after = next((later.block_list for later in sweeper.visits[index:] if not later.path), None)
+        role: Role = "unknown"
+        if before is None:
+            role = "embedding" if after is not None else "unknown"
+        elif after is None and final_norm is None and (visit.reads_stream or visit.reads_part):
+            role, final_norm = "final", visit.path
+        elif after not in (None, before):
+            # Between two stacks: the end of the first, or the beginning of the second.
+            role = "final" if visit.reads_stream else "embedding"
+        roles.setdefault(visit.path, role)
     unseen: dict[str, Role] = dict.fromkeys((site.path for site in sites), "unknown")
-    return (
-        tuple(sweeper.swept(block) for block in blocks),
-        unseen | outside | sweeper.roles,
-        final_norm,
-    )
+    return tuple(sweeper.swept(block) for block in blocks), unseen | roles | sweeper.roles, final_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,15 +272,16 @@ class _Sweeper(Replayer):
         self._returned = None if y.is_inference() else (block.index, y, y._version)
         y = local(y)
         self._in_block, self._stream = False, y
-        if self._entered is not None and self._entered.shape == y.shape:
-            self._changes.setdefault(block.path, _change(self._entered, y))
-        self._entered = None
+        x, self._entered = self._entered, None
+        if x is not None and x.shape == y.shape and block.path not in self._changes:
+            moved = y.cpu().double() - x
+            shares = torch.linalg.vector_norm(moved, dim=-1) / torch.linalg.vector_norm(x, dim=-1)
+            self._changes[block.path] = float(shares.nanmedian()), median_cosine(x, y)
 
     def before_site(self, site: NormSite, x: Tensor) -> None:
         super().before_site(site, x)
-        x = local(x)
+        x, stream = local(x), self._stream
         if self.current is None and not self._in_block:
-            stream = self._stream
             same_shape = stream is not None and stream.shape == x.shape
             self.visits.append(
                 _Visit(
@@ -277,33 +290,3 @@ class _Sweeper(Replayer):
                     reads_part=stream is not None and not same_shape and stream.shape[-1] == x.shape[-1],
                 )
             )
-
-
-def _change(x: Tensor, y: Tensor) -> tuple[float, float]:
-    """The change of the stream by a block: |y - x| / |x| and the cosine between both, of the median row."""
-    moved = y.cpu().double() - x
-    shares = torch.linalg.vector_norm(moved, dim=-1) / torch.linalg.vector_norm(x, dim=-1)
-    return float(shares.nanmedian()), median_cosine(x, y)
-
-
-def _outside_blocks(visits: Iterable[_Visit]) -> tuple[dict[str, Role], str | None]:
-    """Roles of the norms outside the blocks, and the norm after the last block."""
-    order = list(visits)
-    roles: dict[str, Role] = {}
-    final_norm: str | None = None
-    before: str | None = None
-    for index, visit in enumerate(order):
-        if not visit.path:
-            before = visit.block_list
-            continue
-        after = next((later.block_list for later in order[index:] if not later.path), None)
-        role: Role = "unknown"
-        if before is None:
-            role = "embedding" if after is not None else "unknown"
-        elif after is None and final_norm is None and (visit.reads_stream or visit.reads_part):
-            role, final_norm = "final", visit.path
-        elif after not in (None, before):
-            # Between two stacks: the end of the first, or the beginning of the second.
-            role = "final" if visit.reads_stream else "embedding"
-        roles.setdefault(visit.path, role)
-    return roles, final_norm
