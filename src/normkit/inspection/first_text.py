@@ -281,15 +281,9 @@ def key_selections(
 ) -> Iterator[list[KeySelection]]:
     """Judge 16 keys a head of each scaled_dot_product_attention call of the forward pass inside, as it is made.
 
-    How many heads are tried is a constant over keys times features, spread evenly over the calls. Causal masks
-    count for nothing: a key is judged among all keys of the text.
-
-    Args:
-        model: The model; it is left as it was, also after an exception.
-        trace: One forward pass of it: tells which modules call attention.
-        blocks: The blocks of the model.
-        batch: What the pass is given; its first text that has a token is judged.
-        progress: Called with the calls judged and the calls in all.
+    How many heads are tried is a constant over keys times features, spread evenly over the calls. Causal masks count
+    for nothing: a key is judged among all keys of the text. The first text of the batch that has a token is judged.
+    `progress` is called with the calls judged and the calls in all.
 
     Yields:
         A list that is filled with one entry for each call of which a head was tried; it stays empty where SciPy is not

@@ -54,13 +54,8 @@ _STILL = 4
 class NextTokenLoss:
     """Adds up the cross-entropy of each next token, for a model whose logits do not depend on later tokens.
 
-    Causality is tried on a few tokens, not read off the name of the class: a masked language model or an encoder
-    has no such loss.
-
-    Args:
-        model: The model, in evaluation mode.
-        few: A few tokens.
-        output: What the model returned for them.
+    Causality is tried on a few tokens, not read off the name of the class: a masked language model or an encoder has no
+    such loss. `output` is what the model, in evaluation mode, returned for a few tokens.
     """
 
     def __init__(self, model: nn.Module, few: Batch, output: object) -> None:

@@ -185,12 +185,8 @@ def infer(inspection: Inspection, intent: Intent | None = None, *, source: str =
     """The declaration that an inspected model fits: every norm is meant to do what it was seen to do.
 
     Where the stock class of its config computes something else, that is what is meant; so is a residual taken before
-    the norm, unless the stock class takes it after.
-
-    Args:
-        inspection: The inspection of the model.
-        intent: The formulas of its stock class, or None.
-        source: The name of the file it goes to.
+    the norm, unless the stock class takes it after. `intent` has the formulas of its stock class, `source` is the name
+    of the file that the declaration goes to.
     """
     stock: Collection[str] = () if intent is None else intent.stock
     norms = {}

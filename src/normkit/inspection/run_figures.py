@@ -190,10 +190,7 @@ def _from_to(steps: Sequence[int], values: Sequence[float]) -> str:
 def draw_course(ax: Axes, course: Course, *, logarithmic: bool = True) -> None:
     """Draw a line over the steps on a fitting vertical axis, with gaps and crosses at values that are not finite.
 
-    Args:
-        ax: Where to draw.
-        course: What to draw.
-        logarithmic: The axis is logarithmic; else it is only where the values span too much.
+    Unless `logarithmic`, the axis is so only where the values span too much.
     """
     steps, values = thinned(course)
     finite = [value for value in values if math.isfinite(value)]

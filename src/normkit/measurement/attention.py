@@ -90,9 +90,7 @@ class Selection:
 def select(call: QueriesAndKeys, tokens: Tensor | None) -> Selection:
     """Choose what to look at of a call; it depends on its masks and sizes alone.
 
-    Args:
-        call: The call.
-        tokens: Token mask (B, T) of its query rows, or None.
+    The mask of its tokens, (B, T), tells which query rows count.
     """
     valid = _valid_rows(call.query, tokens)
     length = call.key.shape[2]
@@ -130,12 +128,7 @@ def head_tables(calls: int, heads: int) -> tuple[Table, ...]:
 def add_call(tables: Tables, place: int, call: QueriesAndKeys, chosen: Selection, first: int = 0) -> None:
     """Count one scaled_dot_product_attention call.
 
-    Args:
-        tables: The tables of `head_tables`.
-        place: The call's line in them.
-        call: Its queries and keys.
-        chosen: What `select` chose of it.
-        first: Number of the first head, where other processes have others.
+    `first` is the number of its first head, where other processes have others.
     """
     # Keys of several heads are interleaved in memory; multiplying these takes a CPU three times as long.
     query, key = call.query, call.key.float().contiguous()
@@ -166,14 +159,7 @@ def _count(
 ) -> None:
     """Count sampled rows (B, H, R, S).
 
-    Args:
-        tables: The tables of `head_tables`.
-        place: The line in them.
-        logits: q . k times the scale.
-        permitted: Which of them are attended to, broadcast against them.
-        bias: The addition before the softmax, finite, or None.
-        bounds: Bound of each head.
-        first: Number of the first head.
+    `permitted` are the keys attended to, `bias` is what is added before the softmax, `bounds` has one number a head.
     """
     kind, heads = tables["heads"].dtype, slice(first, first + logits.shape[1])
     hidden = ~permitted

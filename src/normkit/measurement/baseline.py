@@ -105,9 +105,6 @@ class Baseline:
 def declared(intent: Baseline | Path | str | None) -> tuple[Baseline | None, Path | None]:
     """The declaration, and the path of the intent file if that file has yet to be written.
 
-    Args:
-        intent: A baseline, the path of an intent file, or None.
-
     Raises:
         InputError: If there is a file that cannot be used.
     """

@@ -65,9 +65,7 @@ class _Call:
 class Effects(TorchFunctionMode):
     """Compares, in one forward pass, rows before and after each product, quotient and module, and notes what is read.
 
-    Args:
-        norms: Paths of modules that are norms.
-        others: Paths of modules that are norms which no spec describes.
+    `norms` are paths of modules that are norms, `others` those of norms that no spec describes.
     """
 
     def __init__(self, norms: Collection[str], others: Collection[str] = ()) -> None:
@@ -89,9 +87,7 @@ class Effects(TorchFunctionMode):
     def handwritten(self, model: nn.Module, run: Callable[[], object]) -> tuple[HandwrittenNorm, ...]:
         """The places, in forward order, that normalize rows and are none of the norms found.
 
-        Args:
-            model: The model; it is left as it was.
-            run: Calls it again on the same input, once for each place.
+        `run` calls the model again on the same input, once for each place.
         """
         return tuple(
             HandwrittenNorm(
@@ -106,12 +102,7 @@ class Effects(TorchFunctionMode):
         """Paths of norms whose output nothing reads.
 
         A norm is first suspected where no function of torch is given its output; that counts where another output in
-        its place leaves the model's own as it is, bit for bit.
-
-        Args:
-            model: The model; it is left as it was.
-            output: What it returned.
-            run: Calls the model again on the same input; it is not called if no norm is suspected.
+        its place leaves the model's own as it is, bit for bit. `run` calls the model again on the same input.
         """
         read = self._read | {id(value) for _, value in tensors(output)}
         suspected = [path for path, made in self._made.items() if not any(id(value) in read for value in made)]

@@ -176,10 +176,7 @@ def _height(series: Series, index: int) -> float:
 def movers(training: Training, step: int, within: int = WINDOW // 4) -> tuple[Jump, ...]:
     """Jumps before a step or in it, the earliest first; in one step, the forward pass before the backward one.
 
-    Args:
-        training: The run.
-        step: Ways up that began later do not count.
-        within: Nor do those that began so many steps earlier.
+    Those that began later than the step, or more than `within` steps before it, do not count.
     """
     found = [
         (jump.began, list(LEAST_FACTORS).index(series.quantity), -jump.z, place, jump)

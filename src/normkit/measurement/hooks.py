@@ -59,10 +59,7 @@ class Failures:
 class Hook:
     """One hook of a module, which measures one place.
 
-    Args:
-        failures: Records a failure; None lets it be raised.
-        place: What it measures.
-        body: Called with the hook's arguments.
+    Without `failures` a failure is raised.
     """
 
     def __init__(self, failures: Failures | None, place: str, body: Callable[..., Any]) -> None:
@@ -84,9 +81,7 @@ def _does_nothing(*_args: object, **_kwargs: object) -> None:
 class Forward:
     """Stands in for the forward of one module.
 
-    Args:
-        original: That forward.
-        around: Called with it, its arguments and its keywords.
+    `around` is called with that forward, its arguments and its keywords.
     """
 
     def __init__(self, original: Callable[..., Any], around: Callable[..., Any]) -> None:
@@ -148,9 +143,7 @@ class Listener:
 class Hooks:
     """The hooks of one listener in a model.
 
-    Args:
-        listener: Is told of every call.
-        failures: Records what fails in the listener; None lets it be raised.
+    Without `failures` a failure in the listener is raised.
     """
 
     def __init__(self, listener: Listener, failures: Failures | None = None) -> None:
@@ -333,13 +326,7 @@ def every_module(
     before: Callable[[str, tuple[object, ...], dict[str, object]], None],
     after: Callable[[str, object], None],
 ) -> Iterator[None]:
-    """Tell of every module's calls, until the context is left; the model is left without hooks, also if it raises.
-
-    Args:
-        model: The model.
-        before: Called with the path of a module and the arguments of a call.
-        after: Called with the path and what the call returned.
-    """
+    """Tell of every module's calls, until the context is left; the model is left without hooks, also if it raises."""
 
     def entering(path: str) -> Callable[..., None]:
         return lambda _module, args, kwargs: before(path, args, kwargs)

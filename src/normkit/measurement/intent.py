@@ -59,9 +59,6 @@ class Intent:
 def stock_intent(model: nn.Module) -> Intent | None:
     """The formulas of the norms in the stock `transformers` class of the model's config.
 
-    Args:
-        model: Any model; it is only looked at.
-
     Returns:
         The intent; None for a model that is no `transformers` model, has no config that `transformers`
         knows, or names its modules otherwise than the stock class.

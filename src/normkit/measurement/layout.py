@@ -44,15 +44,11 @@ class BlockCall:
 def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> tuple[BlockCall, ...]:
     """The blocks of a model, in forward order.
 
-    A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class,
-    whose called members all have modules of their own and map (B, T, D) to (B, T, D), in a tuple or bare. Lists
-    inside a block, such as experts, do not count. Of several lists, such as encoder and decoder, all are kept
-    and the index runs on; a list of a single member counts only where there is no longer one.
-
-    Args:
-        model: The model.
-        trace: One forward pass of it.
-        norms: Paths of its norms, which are no blocks, even where a list holds them.
+    A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class, whose
+    called members all have modules of their own and map (B, T, D) to (B, T, D), in a tuple or bare. Lists inside a
+    block, such as experts, do not count. Of several lists, such as encoder and decoder, all are kept and the index runs
+    on; a list of a single member counts only where there is no longer one. Norms, given by their paths, are no blocks,
+    even where a list holds them.
     """
     first_calls: dict[str, ModuleCall] = {}
     for call in trace.modules:
@@ -188,12 +184,8 @@ def layout_of(
 ) -> Layout:
     """The layout of a model.
 
-    Args:
-        sites: Its norms.
-        blocks: Its blocks.
-        called: One forward pass of it.
-        following: Paths of blocks that are given the very tensor that the block before them returned.
-        is_pooled: Processes that have heads of their own pool what they count.
+    `following` are the blocks that are given the very tensor that the block before them returned. Where processes have
+    heads of their own, they pool what they count.
     """
     attentions = tuple(_attention(called, call, is_pooled=is_pooled) for call in _attention_calls(called))
     parents = {site.parent for site in sites if site.module is None} | {each.parent for each in attentions}

@@ -46,12 +46,7 @@ class Patch:
 
 
 def patches(model: nn.Module, paths: Iterable[str]) -> tuple[Patch, ...]:
-    """The replaced code of a model's norms.
-
-    Args:
-        model: The model; it is not changed.
-        paths: Paths of the norms.
-    """
+    """The replaced code of a model's norms."""
     modules = dict(model.named_modules())
     homes = {type(module).__module__ for module in modules.values()}
     found: dict[tuple[str, str], list[str]] = {}
@@ -87,9 +82,7 @@ def stands_for(cls: type, module: str) -> str | None:
 def _patched(module: nn.Module, homes: Collection[str]) -> tuple[str, str] | None:
     """The replaced code and its replacement; None if the module runs the code of its file.
 
-    Args:
-        module: A norm.
-        homes: Names of the Python modules that the classes of the model come from.
+    `homes` are the Python modules that the classes of the model come from.
     """
     cls = type(module)
     own = vars(module).get("forward")
@@ -139,10 +132,7 @@ class InputHook:
 def changed_inputs(model: nn.Module, paths: Collection[str], run: Callable[[], object]) -> tuple[InputHook, ...]:
     """Norms with pre-hooks that change the numbers of the input; a conversion of dtype is no change.
 
-    Args:
-        model: The model; it is not changed.
-        paths: Paths of the norms.
-        run: Calls the model on a small input; it is not called if no norm has a hook.
+    `run` calls the model on a small input; it is not called if no norm has a hook.
     """
     modules = dict(model.named_modules())
     hooked = {path: modules[path] for path in paths if path in modules and modules[path]._forward_pre_hooks}
@@ -193,12 +183,7 @@ class Sharing:
 
 
 def find_shared(model: nn.Module, structure: Structure) -> dict[str, Sharing]:
-    """The norms that serve several places, by path.
-
-    Args:
-        model: The model; it is only looked at.
-        structure: The structure of the model.
-    """
+    """The norms that serve several places, by path."""
     calls = Counter(call.path for call in structure.called.modules)
     modules = dict(model.named_modules(remove_duplicate=False))
     places = defaultdict(list)

@@ -154,15 +154,9 @@ def sweep(
 ) -> tuple[tuple[BlockSweep, ...], dict[str, Role], str | None]:
     """Run the model once; where a block is first called, replay it on scaled inputs.
 
-    16-bit blocks are replayed on float32 copies of their parameters, one block at a time; blocks whose
-    branch is lost in rounding, on float64 copies. The model and the random number generators are left as
-    they were, also if `run` raises.
-
-    Args:
-        model: The model.
-        sites: The norms of the model.
-        blocks: The blocks of the model.
-        run: Calls the model on a small input, without a cache of keys and values.
+    16-bit blocks are replayed on float32 copies of their parameters, one block at a time; blocks whose branch is lost
+    in rounding, on float64 copies. The model and the random number generators are left as they were, also if `run`
+    raises. `run` calls the model on a small input, without a cache of keys and values.
 
     Returns:
         One sweep a block; the role of each site by path; the path of the norm after the last block, or None.

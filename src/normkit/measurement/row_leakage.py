@@ -52,9 +52,7 @@ class Perturbation:
 def perturbations(model: nn.Module, batch: Batch) -> tuple[Perturbation, ...] | None:
     """The perturbations for a model: other samples, later tokens, and padding for a model that takes a mask.
 
-    Args:
-        model: The model; it is not changed.
-        batch: The first two rows and the first 19 tokens are used; for a single row, a second one is made.
+    The first two rows and the first 19 tokens of the batch are used; for a single row, a second one is made.
 
     Returns:
         The perturbations, or None without token ids of shape (B, T) that could be changed.
@@ -177,11 +175,6 @@ def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Le
     Up to five forward passes of two rows of up to 19 tokens; as many again in training mode where a norm behaves
     differently there. Parameters, buffers, modes and random generators are left as they were. Later tokens count only
     where the model without these norms' leaks is causal.
-
-    Args:
-        model: The model.
-        structure: The structure of the model.
-        batch: Keyword arguments with token ids of shape (B, T).
 
     Returns:
         The leaks, norms in forward order; None if it could not be tried: no token ids, or the model refuses them.

@@ -44,9 +44,7 @@ _VANISHING = 2.0**-24
 class RowPicker:
     """Picks rows of one batch's tensors: the same ones of what enters a norm and of what leaves it.
 
-    Args:
-        batch: Number of the batch, from 0.
-        mask: Token mask (B, T), or None where all rows count.
+    `batch` is its number, from 0; the token mask is (B, T), or None where all rows count.
     """
 
     def __init__(self, batch: int, mask: Tensor | None) -> None:
@@ -56,10 +54,6 @@ class RowPicker:
 
     def rows(self, x: Tensor, spec: NormSpec) -> Tensor:
         """A copy of up to 64 of what are rows to a spec, on the CPU, of all where the mask does not tell their tokens.
-
-        Args:
-            x: Input or output of the norm.
-            spec: The formula of the norm.
 
         Returns:
             Shape (rows, m), in float32 or in x's dtype if that is wider.
@@ -144,9 +138,7 @@ class RowFormula:
 class RowSample:
     """The sampled rows of one norm.
 
-    Args:
-        spec: The formula of the norm.
-        formula: The formula that its outputs are compared with, or None.
+    Outputs are compared with a formula, if there is one.
     """
 
     def __init__(self, spec: NormSpec, formula: RowFormula | None = None) -> None:
@@ -185,11 +177,7 @@ class RowSample:
             self._kept = {batch: kept for batch, kept in self._kept.items() if batch % self._every == 0}
 
     def result(self, gain: Tensor | None) -> SiteGeometry | None:
-        """The geometry of what was sampled so far; None without a row.
-
-        Args:
-            gain: The effective gain, of shape (n,) or (heads, n), or None.
-        """
+        """The geometry of what was sampled so far; None without a row."""
         kept = [numbers.double() for batch in self._kept.values() for numbers in batch]
         numbers = torch.cat([torch.empty(4, 0, dtype=torch.float64), *kept], 1)
         # A row that is zero or not finite has no direction, and neither has its angle.
@@ -216,10 +204,6 @@ class Probe(Counts):
     """Measures the forward passes inside its context; nothing is kept but counts, sums and four numbers a sampled row.
 
     The hooks are gone when the context is left, also by an exception.
-
-    Args:
-        model: The model.
-        layout: What is measured, and where.
 
     Example:
         >>> from normkit.measurement.structure import survey

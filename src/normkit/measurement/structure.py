@@ -44,11 +44,6 @@ def find_stages(
 
     A block is a member of a ModuleList that is never called, though modules in it are; one that nothing follows on the
     stream is left out, as what leaves it is seen nowhere.
-
-    Args:
-        model: The model; it is not changed.
-        sites: The norms of the model.
-        run: Calls the model on a small input.
     """
     calls: list[_Call] = []
     running: list[_Call] = []
@@ -178,11 +173,8 @@ def survey(
 ) -> Structure:
     """Run a model some times on a small input and see what it is made of.
 
-    Args:
-        model: In evaluation mode.
-        run: Calls the model on the input, without a cache of keys and values.
-        progress: Called with a stage's name, the steps done and the steps in all.
-        stages: If no module is a block, look for blocks that are no modules.
+    `progress` is called with a stage's name, the steps done and the steps in all. With `stages`, blocks that are no
+    modules are looked for if no module is a block.
     """
     report = progress or (lambda _stage, _done, _total: None)
     with torch.no_grad():

@@ -76,11 +76,7 @@ def from_text(
 def from_random_ids(model: Any, *, length: int | None, max_tokens: int, batch_size: int) -> Batches:
     """Windows of token ids drawn at random from a fixed seed, without special tokens.
 
-    Args:
-        model: Of transformers.
-        length: Tokens a window; None is 256. Cut to the model's context.
-        max_tokens: Tokens in all.
-        batch_size: Windows a batch.
+    The arguments are those of `from_text`.
     """
     import torch
 
@@ -224,14 +220,8 @@ def batches_for(
 ) -> Batches:
     """Batches for a model.
 
-    Args:
-        loaded: The model.
-        words: The text.
-        name: What to call it.
-        is_own: The user gave it. Any other text gives way to token ids at random if the model has no tokenizer.
-        length: Tokens per window; None is 256.
-        max_tokens: Tokens in total.
-        batch_size: Windows per batch.
+    The arguments are those of `from_text`. A text that is not the user's own gives way to token ids at random if the
+    model has no tokenizer.
 
     Raises:
         InputError: If there is a text of the user and no tokenizer for it, or nothing of it can be used.

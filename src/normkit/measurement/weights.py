@@ -72,8 +72,7 @@ def _digest(entries: Tensor) -> str:
 def recurring_outliers(spectra: Mapping[str, Spectrum]) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """Features that are outliers at many sites of one size, as `normkit.geometry.recurring_indices` counts them.
 
-    Args:
-        spectra: The gains by site path, in forward order.
+    The gains come by the path of their norm, in forward order.
 
     Returns:
         Pairs (feature index, paths), the most frequent first.
@@ -91,9 +90,6 @@ def row_scatter(model: nn.Module) -> float:
     independent and of one distribution with second and fourth moments s and m4: 1 in fresh weights, whatever they were
     drawn from, and 0 where the rows are orthogonal by construction. The median over up to 64 matrices, of up to 256 of
     their rows each; rows of zeros, such as those of padding tokens, are left out.
-
-    Args:
-        model: The model; it is not changed.
 
     Returns:
         The median; NaN without a matrix of 32 rows and columns.
@@ -118,9 +114,7 @@ def _scatter(matrix: Tensor) -> float:
 def ungathered(model: nn.Module, others: Iterable[OtherNorm]) -> tuple[str, ...]:
     """Paths of batch norms with a trained gain or bias and untouched statistics: mean 0, variance 1 in every channel.
 
-    Args:
-        model: The model with these norms.
-        others: Norms that no spec describes; norms without running statistics are ignored.
+    Norms without running statistics are ignored.
     """
     return tuple(other.path for other in others if _is_ungathered(model.get_submodule(other.path)))
 

@@ -50,12 +50,7 @@ def answer(
 ) -> Training:
     """Fill in where it began, the five answers, what to change first and how to confirm it.
 
-    Args:
-        training: The run as it was measured.
-        findings: What the rules found, worst first; notes answer nothing.
-        sites: The norms at the last report.
-        blocks: The blocks at the last report.
-        attentions: The attention calls at the last report.
+    Norms, blocks and attention calls are those at the last report. Notes among the findings answer nothing.
     """
     grave = [finding for finding in findings if finding.severity != "note"]
     began = origin(training)

@@ -96,13 +96,8 @@ class ChangeTracker:
     ) -> Iterator[tuple[str, float]]:
         """Add one step.
 
-        Args:
-            step: Its number.
-            recorder: Measured it.
-            updates: `MOVES` of each parameter.
-            ran: How often each place of the sentinel ran.
-            squares: The sum of squares of each parameter's gradient.
-            has_stepped: An optimizer got gradients.
+        `updates` are the `MOVES` of each parameter, `ran` says how often each place of the sentinel ran, `squares` are
+        sums of squares of gradients; `has_stepped` says that an optimizer got gradients.
 
         Yields:
             Paths and update ratios: "" for the median weight's, then those above their limit.

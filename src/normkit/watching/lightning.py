@@ -92,8 +92,7 @@ class LightningWatch(Callback):
     def close(self, reason: str = "") -> None:
         """End the watch; the model is as it was. Lightning's events do this. May be called twice.
 
-        Args:
-            reason: Why the run ended, if not as it should.
+        `reason` says why the run ended, if not as it should.
         """
         if self._run is not None:
             self._run.close(reason)
@@ -140,10 +139,7 @@ class LightningWatch(Callback):
 def _network(model: nn.Module, path: str, *, is_wrapped: bool) -> nn.Module:
     """The module to watch.
 
-    Args:
-        model: The LightningModule.
-        path: As it was given, or "".
-        is_wrapped: The strategy wraps the LightningModule, and calls it with the arguments of `training_step`.
+    Where it `is_wrapped`, the strategy calls it with the arguments of `training_step`.
     """
     inner = {name: child for name, child in model.named_children() if next(child.parameters(), None) is not None}
     if path:

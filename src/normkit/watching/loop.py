@@ -35,9 +35,7 @@ def learning_rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:
 def describe_optimizers(optimizers: Sequence[torch.optim.Optimizer], peaks: Sequence[float]) -> tuple[str, ...]:
     """One line for each optimizer: class, parameters, learning rate and decay of its groups.
 
-    Args:
-        optimizers: As they are now.
-        peaks: The largest `learning_rates` so far.
+    `peaks` are the largest `learning_rates` so far.
     """
     lines, left = [], list(peaks)
     for optimizer in optimizers:

@@ -41,9 +41,6 @@ def origin(training: Training) -> Origin | None:
     finite, or a rise in the 32 steps before it; an update that was too large or an attention that exploded; a jump of
     the loss or the gradient norm, or a rise before that. A blip that was over long before, and explains less than a
     later jump, began nothing.
-
-    Args:
-        training: The run, its series in the model's order.
     """
     moved, until = _moved(training)
     done = [each for each in _done(training) if each.step <= until]

@@ -215,9 +215,7 @@ def shards(count: int) -> tuple[Tensor, ...]:
 def verify(ranks: Ranks, device: torch.device) -> str:
     """Prove the statistics and their pooling on known numbers, and say so in one line.
 
-    Args:
-        ranks: The processes; all of them must call this.
-        device: Where the tables are.
+    All processes must call this.
 
     Returns:
         A line that begins with "observer verified" if all agree with float64; else it names the worst.

@@ -61,10 +61,7 @@ class ReportFiles:
 class Messages:
     """The messages of one watch.
 
-    Args:
-        say: Called with each line; prints to stderr by default.
-        reports: The files; None writes none.
-        is_reporting: Whether this one of several processes speaks and writes; all of them keep remarks.
+    `say` is called with each line. One of several processes speaks and writes; all of them keep remarks.
     """
 
     def __init__(self, say: Callable[[str], None] | None, reports: ReportFiles | None, *, is_reporting: bool) -> None:

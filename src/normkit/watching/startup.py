@@ -238,11 +238,8 @@ def scale_invariant(model: nn.Module, run: Callable[[], object]) -> frozenset[st
     A weight W before a norm: norm(c W x) = norm(W x) for c > 0, but for eps. Candidates have a gradient orthogonal to
     them for a random combination of the outputs; each is then doubled and the model run again, and once more with its
     elements in another order, which must change the output far more. Biases, gains, and weights without any gradient do
-    not count. Parameters, their `grad` and the random numbers are as before.
-
-    Args:
-        model: In evaluation mode; the same input must give the same output.
-        run: Calls it on a small input.
+    not count. Parameters, their `grad` and the random numbers are as before. The model is in evaluation mode, and gives
+    the same output for the same input each time that `run` calls it.
 
     Returns:
         Names as in `model.named_parameters()`; empty where the output is not finite, or none can be differentiated.

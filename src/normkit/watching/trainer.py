@@ -130,10 +130,7 @@ class WatchCallback(TrainerCallback):
 class _Training:
     """One training: where its backward passes begin and end, and with what loss.
 
-    Args:
-        run: The watch.
-        model: The Trainer's model without its wrappers.
-        optimizer: The optimizer as wrapped by accelerate.
+    The model is the Trainer's without its wrappers, the optimizer is wrapped by accelerate.
     """
 
     def __init__(self, run: Watch, model: nn.Module, optimizer: Any) -> None:

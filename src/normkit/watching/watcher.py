@@ -324,8 +324,7 @@ class Watch:
     def close(self, reason: str = "") -> None:
         """End the watch: the model is as it was, and the report, where one is wanted, is written. May be called twice.
 
-        Args:
-            reason: Why the run ended, if it ended early.
+        `reason` says why the run ended, if it ended early.
         """
         if self._is_over:
             return

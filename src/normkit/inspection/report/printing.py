@@ -38,9 +38,7 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~@&!])")
 def summary(inspection: Inspection, site: str | None = None) -> RenderableType:
     """The verdict, what to know, the findings, the norms and the checks, on one screen for a small model.
 
-    Args:
-        inspection: What was found.
-        site: List only norms whose path this is or matches; findings are those of all norms.
+    With `site` only norms whose path this is or matches are listed; findings are those of all norms.
     """
     report = describe(inspection)
     run, steps, norms = report.part("run"), report.part("steps"), report.part("norms")
@@ -80,11 +78,8 @@ def walk_table(walk: Walk) -> RenderableType:
 def markdown(inspection: Inspection, origin: str) -> str:
     """The verdict, the main facts, the findings in one line each, and the table of norms in a code fence.
 
-    It is short, without colours, with all names escaped: to be pasted into an issue.
-
-    Args:
-        inspection: What was found.
-        origin: The command and the versions that it came from, in a line.
+    It is short, without colours, with all names escaped: to be pasted into an issue. `origin` is the command and the
+    versions that it came from, in a line.
 
     Returns:
         The text, ending with a line break.

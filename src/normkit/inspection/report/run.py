@@ -70,9 +70,7 @@ _COLUMNS = (
 def describe_run(training: Training, *, found: bool = False) -> Section:
     """What happened; strings are not yet made safe to print.
 
-    Args:
-        training: The run.
-        found: A rule found more than a note, so that a run in which nothing moved is not called good.
+    With `found`, a rule found more than a note, and a run in which nothing moved is not called good.
     """
     origin = training.origin
     began = []
