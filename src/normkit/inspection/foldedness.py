@@ -15,7 +15,7 @@ from normkit.checkpoint.opening import open_model
 from normkit.errors import ModelError, NormkitError
 from normkit.geometry.gauge import weightless_defect
 from normkit.identification.sites import NormSite
-from normkit.models.graph import Graph, Linear, Norm, Table
+from normkit.models.graph import Graph, Linear, Table
 from normkit.text import typed_line
 
 
@@ -98,47 +98,35 @@ def foldedness(model: nn.Module, sites: tuple[NormSite, ...]) -> tuple[Foldednes
         sites: Its norms as they behave: a LayerNorm that has become an RMSNorm counts as one.
     """
     try:
-        return _foldedness(model, {site.path: site.spec.centring.numerator for site in sites}), ""
+        graph = open_model(model).graph
+        kinds: dict[str, Literal["layer", "rms"]] = {
+            site.path: "layer" if site.spec.centring.numerator else "rms" for site in sites
+        }
+        norms = [dataclasses.replace(norm, kind=kinds.get(norm.name, norm.kind)) for norm in graph.norms]
+        graph = dataclasses.replace(graph, norms=tuple(norms))
+        weights: dict[str, Tensor] = model.state_dict()
+        forms = []
+        for norm in norms:
+            gain = None if norm.weight is None else _floating(norm.weight, weights).double() + norm.offset
+            bias = None if norm.bias is None else _floating(norm.bias, weights)
+            form = NormForm(
+                path=norm.name,
+                kind=norm.kind,
+                # One for each head, where heads have gains of their own.
+                gain_defect=None if gain is None else float(weightless_defect(gain.flatten())),
+                largest_bias=None if bias is None else float(bias.abs().max()),
+                readers=tuple(reader.name for reader in graph.readers(norm.gives)),
+                reason=graph.against_folding(norm) or "",
+            )
+            forms.append(form)
+        sums = [_sum(graph, space, weights) for space in graph.spaces]
+        odd = tuple(name for _, names in sums for name in names)
+        return Foldedness(norms=tuple(forms), sums=tuple(form for form, _ in sums), oddly_centred=odd), ""
     except NormkitError as error:
         return None, str(error)
     # A model that does not fit its config can fail in as many ways as there are models; what was measured of it stands.
     except Exception as error:
         return None, f"its weights could not be read: {typed_line(error)}"
-
-
-def _foldedness(model: nn.Module, centres: Mapping[str, bool]) -> Foldedness:
-    graph = _behaving(open_model(model).graph, centres)
-    weights: dict[str, Tensor] = model.state_dict()
-    norms = tuple(_norm(graph, norm, weights) for norm in graph.norms)
-    sums = [_sum(graph, space, weights) for space in graph.spaces]
-    return Foldedness(
-        norms=norms,
-        sums=tuple(form for form, _ in sums),
-        oddly_centred=tuple(name for _, names in sums for name in names),
-    )
-
-
-def _behaving(graph: Graph, centres: Mapping[str, bool]) -> Graph:
-    """The graph with the norms that were seen as they behave."""
-    kinds: dict[str, Literal["layer", "rms"]] = {
-        path: "layer" if centred else "rms" for path, centred in centres.items()
-    }
-    norms = tuple(dataclasses.replace(norm, kind=kinds.get(norm.name, norm.kind)) for norm in graph.norms)
-    return dataclasses.replace(graph, norms=norms)
-
-
-def _norm(graph: Graph, norm: Norm, weights: Mapping[str, Tensor]) -> NormForm:
-    gain = None if norm.weight is None else _floating(norm.weight, weights).double() + norm.offset
-    bias = None if norm.bias is None else _floating(norm.bias, weights)
-    return NormForm(
-        path=norm.name,
-        kind=norm.kind,
-        # One for each head, where heads have gains of their own.
-        gain_defect=None if gain is None else float(weightless_defect(gain.flatten())),
-        largest_bias=None if bias is None else float(bias.abs().max()),
-        readers=tuple(reader.name for reader in graph.readers(norm.gives)),
-        reason=graph.against_folding(norm) or "",
-    )
 
 
 class _Energy(NamedTuple):

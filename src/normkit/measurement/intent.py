@@ -11,7 +11,8 @@ import copy
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,24 +80,27 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
     norms = _norms(stock)
     if not norms or 2 * sum(path in here for path in norms) < len(norms):
         return None
-    return Intent(
-        source=stock_class.__name__,
-        specs={path: norm.spec for path, norm in norms.items()},
-        initial_gains={path: norm.gain for path, norm in norms.items() if norm.gain is not None},
-        replaced=frozenset(path for path in norms if _is_replaced(path, here, there)),
-        stock=frozenset(path for path in there if path in here and _is_stock(here[path], there[path])),
-        features={path: norm.features for path, norm in norms.items() if norm.features is not None},
-        tied=_tied(stock, norms),
-        declared=frozenset(path for path, norm in norms.items() if norm.is_declared),
-    )
-
-
-def _tied(stock: Any, norms: Collection[str]) -> tuple[frozenset[str], ...]:
+    # Another class, or no module although the enclosing module is there.
+    replaced = [
+        path
+        for path in norms
+        if (type(here[path]) is not type(there[path]) if path in here else path.rpartition(".")[0] in here)
+    ]
+    own = [path for path in there if path in here and type(here[path]) is type(there[path])]
     owners: dict[int, set[str]] = defaultdict(set)
     for name, parameter in stock.named_parameters(remove_duplicate=False):
         if (path := name.rpartition(".")[0]) in norms:
             owners[id(parameter)].add(path)
-    return tuple({frozenset(paths): None for paths in owners.values() if len(paths) > 1})
+    return Intent(
+        source=stock_class.__name__,
+        specs={path: norm.spec for path, norm in norms.items()},
+        initial_gains={path: norm.gain for path, norm in norms.items() if norm.gain is not None},
+        replaced=frozenset(replaced),
+        stock=frozenset(path for path in own if "forward" not in vars(here[path]) and is_as_written(type(here[path]))),
+        features={path: norm.features for path, norm in norms.items() if norm.features is not None},
+        tied=tuple({frozenset(paths): None for paths in owners.values() if len(paths) > 1}),
+        declared=frozenset(path for path, norm in norms.items() if norm.is_declared),
+    )
 
 
 def _stock_classes(model: Any) -> Iterator[Any]:
@@ -149,7 +153,10 @@ class _Norm:
 
 def _norms(stock: Any) -> dict[str, _Norm]:
     """The norms among the modules without modules of their own; alike ones are identified once."""
-    width = _width(stock)
+    # The length of the rows on which a norm without parameters is tried: features of the token embedding.
+    width = _SOME_WIDTH
+    with suppress(NotImplementedError):
+        width = int(getattr(stock.get_input_embeddings(), "embedding_dim", _SOME_WIDTH))
     known: dict[object, _Norm | None] = {}
     found = {}
     for path, module in stock.named_modules():
@@ -161,15 +168,6 @@ def _norms(stock: Any) -> dict[str, _Norm]:
         if (norm := known[kind]) is not None:
             found[path] = norm
     return found
-
-
-def _width(stock: Any) -> int:
-    """Features of the token embedding: the length of the rows on which a norm without parameters is tried."""
-    try:
-        embedding = stock.get_input_embeddings()
-    except NotImplementedError:
-        return _SOME_WIDTH
-    return int(getattr(embedding, "embedding_dim", _SOME_WIDTH))
 
 
 def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
@@ -188,14 +186,13 @@ def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
         return None
     parameters = dict(fresh.named_parameters())
     weight = seen.affine.of(fresh)[0] if seen is not None else parameters.get("weight")
-    gain = None if weight is None else reference.effective_weight(weight, spec, torch.float32)
-    constant = gain is not None and bool((gain == gain.flatten()[0]).all())
-    return _Norm(
-        spec,
-        float(gain.flatten()[0]) if gain is not None and constant else None,
-        None if gain is None else _features(spec, shape),
-        is_declared,
-    )
+    if weight is None:
+        return _Norm(spec, None, None, is_declared)
+    gain = reference.effective_weight(weight, spec, torch.float32).flatten()
+    # The shape of the parameters tells the features of a row where its axes are trailing ones.
+    trailing = spec.rows.num_trailing
+    features = None if trailing is None or spec.rows.groups > 1 else math.prod(shape[-trailing:])
+    return _Norm(spec, float(gain[0]) if bool((gain == gain[0]).all()) else None, features, is_declared)
 
 
 def _declared_spec(stock: Any, module: nn.Module) -> NormSpec | None:
@@ -204,7 +201,12 @@ def _declared_spec(stock: Any, module: nn.Module) -> NormSpec | None:
     replaced = stands_for(cls, type(stock).__module__)
     preset = norm_classes.declared().get(replaced or norm_classes.key_of(cls.__module__, cls.__name__))
     known = [value for name, value in vars(module).items() if "eps" in name]
-    eps = _eps_of_config(stock) if replaced else known[0] if len(known) == 1 else ""
+    eps: object = known[0] if len(known) == 1 else ""
+    if replaced:
+        # The eps that the config of a declared family says.
+        eps = ""
+        with suppress(ModelError):
+            eps = getattr(stock.config, declared_family(stock.config.model_type).config.eps or "", "")
     if preset is None or not isinstance(eps, float | None):
         return None
     # A buffer of that name is a placeholder: FalconMamba's norm without a gain has one.
@@ -214,28 +216,3 @@ def _declared_spec(stock: Any, module: nn.Module) -> NormSpec | None:
     spec = preset.replace(eps=eps, has_weight=has_weight, has_bias=has_bias)
     sizes = getattr(module, "normalized_shape", ())
     return spec.replace(axes=tuple(range(-len(sizes), 0))) if len(sizes) > 1 else spec
-
-
-def _eps_of_config(stock: Any) -> object:
-    """The eps that the config of a declared family says; "" where none does."""
-    try:
-        return getattr(stock.config, declared_family(stock.config.model_type).config.eps or "", "")
-    except ModelError:
-        return ""
-
-
-def _features(spec: NormSpec, shape: tuple[int, ...]) -> int | None:
-    """Features a row for a norm of trailing axes, whose parameters have this shape."""
-    trailing = spec.rows.num_trailing
-    return None if trailing is None or spec.rows.groups > 1 else math.prod(shape[-trailing:])
-
-
-def _is_replaced(path: str, here: Mapping[str, nn.Module], there: Mapping[str, nn.Module]) -> bool:
-    """The path has another class, or no module although the enclosing module is there."""
-    if path in here:
-        return type(here[path]) is not type(there[path])
-    return path.rpartition(".")[0] in here
-
-
-def _is_stock(mine: nn.Module, stock: nn.Module) -> bool:
-    return type(mine) is type(stock) and "forward" not in vars(mine) and is_as_written(type(mine))

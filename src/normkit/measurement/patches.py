@@ -104,8 +104,9 @@ def _foreign_forward(cls: type) -> Any:
     forward = vars(owner)["forward"]
     code = getattr(inspect.unwrap(forward), "__code__", None)
     file = getattr(sys.modules.get(owner.__module__), "__file__", None)
-    is_of_file = isinstance(code, CodeType) and file is not None and Path(code.co_filename) == Path(file)
-    return None if is_of_file and code.co_qualname == f"{owner.__qualname__}.forward" else forward
+    if isinstance(code, CodeType) and file is not None and Path(code.co_filename) == Path(file):
+        return None if code.co_qualname == f"{owner.__qualname__}.forward" else forward
+    return forward
 
 
 def _described(code: Any) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -95,20 +96,17 @@ def row_scatter(model: nn.Module) -> float:
         The median; NaN without a matrix of 32 rows and columns.
     """
     matrices = [one for one in model.parameters() if one.dim() == 2 and min(one.shape) >= _FEWEST]
-    chosen = matrices[:: math.ceil(len(matrices) / _MATRICES) or 1]
-    found = [scatter for one in chosen if math.isfinite(scatter := _scatter(one.detach()))]
-    return statistics.median(found) if found else math.nan
-
-
-def _scatter(matrix: Tensor) -> float:
-    if matrix.is_meta or not matrix.is_floating_point():
-        return math.nan
-    rows = matrix[:: math.ceil(len(matrix) / _ROWS)].to("cpu", torch.float64)
-    squares = rows[rows.any(-1)].square()
-    if len(squares) < _FEWEST:
-        return math.nan
-    expected = squares.var() / squares.shape[-1]
-    return float(squares.mean(-1).var() / expected)
+    found = []
+    for matrix in matrices[:: math.ceil(len(matrices) / _MATRICES) or 1]:
+        if matrix.is_meta or not matrix.is_floating_point():
+            continue
+        rows = matrix.detach()[:: math.ceil(len(matrix) / _ROWS)].to("cpu", torch.float64)
+        squares = rows[rows.any(-1)].square()
+        if len(squares) >= _FEWEST:
+            expected = squares.var() / squares.shape[-1]
+            found.append(float(squares.mean(-1).var() / expected))
+    known = [scatter for scatter in found if math.isfinite(scatter)]
+    return statistics.median(known) if known else math.nan
 
 
 def ungathered(model: nn.Module, others: Iterable[OtherNorm]) -> tuple[str, ...]:
@@ -116,20 +114,19 @@ def ungathered(model: nn.Module, others: Iterable[OtherNorm]) -> tuple[str, ...]
 
     Norms without running statistics are ignored.
     """
-    return tuple(other.path for other in others if _is_ungathered(model.get_submodule(other.path)))
 
+    def differs(part: object, start: float) -> bool:
+        return isinstance(part, Tensor) and bool((part.detach() != start).any())
 
-def _is_ungathered(module: nn.Module) -> bool:
-    mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
-    if not (isinstance(mean, Tensor) and isinstance(variance, Tensor)):
-        return False
-    if bool((mean != 0).any()) or bool((variance != 1).any()):
-        return False
-    starts = (("weight", 1.0), ("bias", 0.0))
-    return any(
-        isinstance(part := getattr(module, name, None), Tensor) and bool((part.detach() != start).any())
-        for name, start in starts
-    )
+    found = []
+    for other in others:
+        module: Any = model.get_submodule(other.path)
+        mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+        is_kept = isinstance(mean, Tensor) and isinstance(variance, Tensor)
+        is_trained = differs(getattr(module, "weight", None), 1.0) or differs(getattr(module, "bias", None), 0.0)
+        if is_kept and is_trained and not differs(mean, 0.0) and not differs(variance, 1.0):
+            found.append(other.path)
+    return tuple(found)
 
 
 # Sums in 16 bits stop growing after some hundred rows; real batches have many thousand.
@@ -197,18 +194,14 @@ def _gradient(site: NormSite, weight: Tensor, x: Tensor, dy: Tensor) -> tuple[Te
             y = specimen.overwriting(x)
         else:
             gain = weight.detach().clone().requires_grad_()
-            y = _called(site, x, gain)
+            eps, bias = site.spec.eps, site.passport.bias
+            match site.function:
+                case "rms_norm":
+                    y = F.rms_norm(x, gain.shape, gain, eps)
+                case "group_norm":
+                    y = F.group_norm(x, site.spec.rows.groups, gain, bias, eps or 0.0)
+                case _:
+                    y = F.layer_norm(x, gain.shape, gain, bias, eps or 0.0)
         dy = dy.to(y.dtype)
         (gradient,) = torch.autograd.grad(y, gain, dy)
     return gradient, dy
-
-
-def _called(site: NormSite, x: Tensor, gain: Tensor) -> Tensor:
-    eps, bias, sizes = site.spec.eps, site.passport.bias, gain.shape
-    match site.function:
-        case "rms_norm":
-            return F.rms_norm(x, sizes, gain, eps)
-        case "group_norm":
-            return F.group_norm(x, site.spec.rows.groups, gain, bias, eps or 0.0)
-        case _:
-            return F.layer_norm(x, sizes, gain, bias, eps or 0.0)

@@ -50,7 +50,8 @@ def answer(
 ) -> Training:
     """Fill in where it began, the five answers, what to change first and how to confirm it.
 
-    Norms, blocks and attention calls are those at the last report. Notes among the findings answer nothing.
+    Findings come worst first, and notes among them answer nothing; norms, blocks and attention calls are those at the
+    last report.
     """
     grave = [finding for finding in findings if finding.severity != "note"]
     began = origin(training)
@@ -66,9 +67,13 @@ def answer(
         for question, (verdict, detail, places) in replies.items()
     )
     changes = _changes(grave, sites, began, answers, training)
-    return replace(
-        training, origin=began, answers=answers, first_change=changes, confirm=_confirmation(grave, changes, training)
-    )
+    confirm = "Nothing is to be changed."
+    if changes:
+        first = next((each for each in grave if changes[0].endswith(each.remedy[0])), None)
+        check = f" To see it at once: {first.confirm}." if first is not None else ""
+        alone = "Make the first change alone, keep seed and batches, and run past step"
+        confirm = f"{alone} {training.reason_step}: what was found there is gone.{check}"
+    return replace(training, origin=began, answers=answers, first_change=changes, confirm=confirm)
 
 
 def _data(findings: Sequence[Finding], training: Training) -> Reply:
@@ -92,7 +97,7 @@ def _told(findings: Sequence[Finding]) -> str:
 
 def _norm(findings: Sequence[Finding], sites: Sequence[Site], training: Training) -> Reply:
     if wrong := [each for each in findings if _is_of_norms(each, sites)]:
-        return "yes", f"{_told(wrong)}.", _places(wrong)
+        return "yes", f"{_told(wrong)}.", tuple(dict.fromkeys(path for each in wrong for path in each.sites))
     if not sites:
         return "unknown", "No norm was found, so none could be checked.", ()
     if any(each.rule == "E3" for each in findings):
@@ -143,7 +148,13 @@ def _clipping(began: Origin | None, training: Training) -> Reply:
         return "no", f"{was}, and stays so when it is clipped.", ()
     rise = _rise(norms, training)
     if rise is None:
-        return _calm(norms)
+        finite = [value for value in norms.values if math.isfinite(value)]
+        if len(finite) < FEWEST:
+            few = f"{len(finite)} steps are too few to know the usual gradient norm"
+            return "unknown", f"{few}; {FEWEST} are needed.", ()
+        recent = finite[-WINDOW:]
+        norm = f"the gradient norm had a median of {median(recent):.3g} and was at most {max(recent):.3g}"
+        return "no", f"There was no spike to hold: over the last {len(recent)} steps {norm}.", ()
     step, value, usual = rise
     factor, limit = value / usual, _CLIP * usual
     # The share of the gradient's norm that an optimizer got, at each step.
@@ -180,20 +191,11 @@ def _rise(norms: Series, training: Training) -> tuple[int, float, float] | None:
     return None
 
 
-def _calm(norms: Series) -> Reply:
-    finite = [value for value in norms.values if math.isfinite(value)]
-    if len(finite) < FEWEST:
-        few = f"{len(finite)} steps are too few to know the usual gradient norm"
-        return "unknown", f"{few}; {FEWEST} are needed.", ()
-    recent = finite[-WINDOW:]
-    norm = f"the gradient norm had a median of {median(recent):.3g} and was at most {max(recent):.3g}"
-    return "no", f"There was no spike to hold: over the last {len(recent)} steps {norm}.", ()
-
-
 def _start(findings: Sequence[Finding], blocks: Sequence[Block], training: Training) -> Reply:
     if off := [each for each in findings if each.rule in _OF_STARTS]:
         told = "; ".join(line for each in off for line in each.evidence[:2])
-        return "yes", f"{told[0].upper()}{told[1:]}.", _places(off)
+        places = tuple(dict.fromkeys(path for each in off for path in each.sites))
+        return "yes", f"{told[0].upper()}{told[1:]}.", places
     loss = start_of(training, "loss")
     if math.isnan(loss):
         return "unknown", "The first step was not seen, so its loss cannot be judged.", ()
@@ -233,7 +235,17 @@ def _changes(
     if began is not None and kind == "learning rate":
         changes.append(f"see what sets the learning rate in step {began.step}: {began.detail}")
     elif rate.verdict == "yes" and kind not in _DONE and _NO_DESCENT.isdisjoint(each.rule for each in findings):
-        changes.append(_slower(training))
+        large = too_large(training)
+        worst = max(large, key=lambda update: update.excess)
+        if [update.step for update in large] == [0] and training.steps > 1:
+            changes.append(f"warm the learning rate up: step 0 alone was {worst.excess:.2g} times past the limit")
+        else:
+            # The factor that brings every measured step below its limit, rounded up to one digit.
+            digit = 10.0 ** math.floor(math.log10(worst.excess))
+            factor = max(2.0, math.ceil(worst.excess / digit) * digit)
+            rates = [each.learning_rate for each in training.parameters if each.learning_rate > 0]
+            to = f", from {max(rates):.2g} to {max(rates) / factor:.1g}" if rates else ""
+            changes.append(f"lower the learning rate about {factor:.0f} times{to}")
     has_cause = "yes" in (data.verdict, rate.verdict, start.verdict) or bool(changes)
     changes += [
         _remedy(each)
@@ -252,31 +264,3 @@ def _remedy(finding: Finding) -> str:
     if not finding.sites:
         return finding.remedy[0]
     return f"at {shortened(finding.sites, 1)}: {finding.remedy[0]}"
-
-
-def _slower(training: Training) -> str:
-    """The factor that brings every measured step below its limit, rounded up to one digit; or a warm-up."""
-    large = too_large(training)
-    worst = max(large, key=lambda update: update.excess)
-    if [update.step for update in large] == [0] and training.steps > 1:
-        return f"warm the learning rate up: step 0 alone was {worst.excess:.2g} times past the limit"
-    digit = 10.0 ** math.floor(math.log10(worst.excess))
-    factor = max(2.0, math.ceil(worst.excess / digit) * digit)
-    rates = [each.learning_rate for each in training.parameters if each.learning_rate > 0]
-    to = f", from {max(rates):.2g} to {max(rates) / factor:.1g}" if rates else ""
-    return f"lower the learning rate about {factor:.0f} times{to}"
-
-
-def _confirmation(findings: Sequence[Finding], changes: Sequence[str], training: Training) -> str:
-    if not changes:
-        return "Nothing is to be changed."
-    first = next((each for each in findings if changes[0].endswith(each.remedy[0])), None)
-    check = f" To see it at once: {first.confirm}." if first is not None else ""
-    return (
-        "Make the first change alone, keep seed and batches, and run "
-        f"past step {training.reason_step}: what was found there is gone.{check}"
-    )
-
-
-def _places(findings: Sequence[Finding]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(path for each in findings for path in each.sites))

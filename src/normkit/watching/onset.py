@@ -51,8 +51,19 @@ def origin(training: Training) -> Origin | None:
 
 def _moved(training: Training) -> tuple[Origin | None, float]:
     """The first quantity that left its past range, and the last step in which its cause may have come."""
-    broken = _first_not_finite(training)
-    slow = _first_excess(training)
+    # In one step the forward pass comes before the loss, and that before the backward pass.
+    broken = min(_not_finite(training), key=lambda each: each.step, default=None)
+    # An update that was too large or an attention that exploded, measured by a limit and not by the past.
+    excess = [
+        Origin(kind="update", step=update.step, path=update.place, detail=f"one step changed {update}")
+        for update in _worst_stretch(training)[:1]
+    ]
+    for series in training.of("logit bound"):
+        first = next((pair for pair in pairs(series) if EXPLODED_LOGITS < pair[1] < math.inf), None)
+        if first is not None:
+            detail = f"attention logits may reach {first[1]:.4g}, beyond {EXPLODED_LOGITS:g}"
+            excess.append(Origin(kind="attention logits", step=first[0], path=series.path, detail=detail))
+    slow = min(excess, key=lambda each: each.step, default=None)
     if broken is not None:
         causes = [_of_jump(jump) for jump in movers(training, broken.step, _BEFORE) if jump.step < broken.step]
         if slow is not None and slow.step < broken.step:
@@ -71,12 +82,12 @@ def _moved(training: Training) -> tuple[Origin | None, float]:
     # Steps that are far too large count for more than a loss that comes back by itself.
     if spike is None or (is_far and not any(jump.length >= STAYS for jump in spikes if jump.series.quantity == "loss")):
         return slow, far.step if far is not None and is_far else math.inf
-    first = next(iter(movers(training, spike.step)), spike)
-    if slow is not None and slow.step <= first.began:
+    mover = next(iter(movers(training, spike.step)), spike)
+    if slow is not None and slow.step <= mover.began:
         return slow, spike.last
     # A bad batch moves everything at once: then the jump of the loss is named. Among many series one always rises a
     # little earlier by chance.
-    return _of_jump(spike if first.step == spike.step else first), spike.last
+    return _of_jump(spike if mover.step == spike.step else mover), spike.last
 
 
 def _done(training: Training) -> Iterator[Origin]:
@@ -120,20 +131,6 @@ def _of_jump(jump: Jump) -> Origin:
     )
 
 
-def _first_excess(training: Training) -> Origin | None:
-    """The first update that was too large or attention that exploded, measured by a limit and not by the past."""
-    found = [
-        Origin(kind="update", step=update.step, path=update.place, detail=f"one step changed {update}")
-        for update in _worst_stretch(training)[:1]
-    ]
-    for series in training.of("logit bound"):
-        first = next((pair for pair in pairs(series) if EXPLODED_LOGITS < pair[1] < math.inf), None)
-        if first is not None:
-            detail = f"attention logits may reach {first[1]:.4g}, beyond {EXPLODED_LOGITS:g}"
-            found.append(Origin(kind="attention logits", step=first[0], path=series.path, detail=detail))
-    return min(found, key=lambda each: each.step, default=None)
-
-
 def _worst_stretch(training: Training) -> list[UpdateSize]:
     """Among the stretches of consecutive steps that were too large, the one with the largest step."""
     stretches: list[list[UpdateSize]] = [[]]
@@ -146,62 +143,46 @@ def _worst_stretch(training: Training) -> list[UpdateSize]:
     return max(stretches, key=lambda stretch: max((update.excess for update in stretch), default=0.0))
 
 
-def _first_not_finite(training: Training) -> Origin | None:
-    """The earliest step; in one step the forward pass comes before the loss, and that before the backward pass."""
-    found = [entry for entry in (_forward(training), _loss(training), _backward(training)) if entry is not None]
-    return min(found, key=lambda each: each.step, default=None)
-
-
-def _forward(training: Training) -> Origin | None:
-    """The first place in forward order."""
+def _not_finite(training: Training) -> Iterator[Origin]:
+    """The first place in forward order, the first loss, and the first gradient that was NaN or infinite."""
     places = [
         (step, order, series.path, value)
         for order, series in enumerate(training.of("non-finite"))
         for step, value in pairs(series)
         if value != 0
     ]
-    if not places:
-        return None
-    step, _, path, value = min(places, key=lambda place: place[:2])
-    counted = "NaN or infinity" if math.isnan(value) else f"{value:.0f} elements that are NaN or infinite"
-    detail = f"{counted} in step {step}, here first in forward order"
-    if training.broken:
-        more = f" and {len(training.broken) - 1} parameters more" if len(training.broken) > 1 else ""
-        detail += f"; {training.broken[0]}{more} held some already"
-    return Origin(kind="non-finite in the forward pass", step=step, path=path, detail=detail)
-
-
-def _loss(training: Training) -> Origin | None:
-    for series in training.of("loss"):
-        for step, value in pairs(series):
-            if not math.isfinite(value):
-                detail = f"the loss was {value}, and no norm had seen NaN or infinity"
-                return Origin(kind="non-finite loss", step=step, path="", detail=detail)
-    return None
-
-
-def _backward(training: Training) -> Origin | None:
-    """A block whose gradient is lost, the last in forward order as the way back begins there; else a parameter."""
+    if places:
+        step, _, path, value = min(places, key=lambda place: place[:2])
+        counted = "NaN or infinity" if math.isnan(value) else f"{value:.0f} elements that are NaN or infinite"
+        detail = f"{counted} in step {step}, here first in forward order"
+        if training.broken:
+            more = f" and {len(training.broken) - 1} parameters more" if len(training.broken) > 1 else ""
+            detail += f"; {training.broken[0]}{more} held some already"
+        yield Origin(kind="non-finite in the forward pass", step=step, path=path, detail=detail)
+    losses = [pair for series in training.of("loss") for pair in pairs(series) if not math.isfinite(pair[1])]
+    for step, value in losses[:1]:
+        detail = f"the loss was {value}, and no norm had seen NaN or infinity"
+        yield Origin(kind="non-finite loss", step=step, path="", detail=detail)
     lost = [
         (step, series.path)
         for series in (*training.of("parameter gradient"), *training.of("gradient norm"))
         for step, value in pairs(series)
         if not math.isfinite(value)
     ]
-    if not lost:
-        return None
-    step = min(step for step, _ in lost)
-    # A gradient that no step has shown is one of a frozen part.
-    blocks = [
-        series.path
-        for series in training.of("activation gradient")
-        if any(math.isfinite(value) for value in series.values)
-        and any(when == step and not math.isfinite(value) for when, value in pairs(series))
-    ]
-    parameters = [path for when, path in lost if when == step and path]
-    path = blocks[-1] if blocks else parameters[-1] if parameters else ""
-    detail = f"the gradient was NaN or infinite in step {step}" + (", here first on the way back" if path else "")
-    return Origin(kind="non-finite in the backward pass", step=step, path=path, detail=detail)
+    if lost:
+        step = min(step for step, _ in lost)
+        # The last block in forward order, as the way back begins there; a gradient that no step has shown is one of a
+        # frozen part.
+        blocks = [
+            series.path
+            for series in training.of("activation gradient")
+            if any(math.isfinite(value) for value in series.values)
+            and any(when == step and not math.isfinite(value) for when, value in pairs(series))
+        ]
+        parameters = [path for when, path in lost if when == step and path]
+        path = blocks[-1] if blocks else parameters[-1] if parameters else ""
+        detail = f"the gradient was NaN or infinite in step {step}" + (", here first on the way back" if path else "")
+        yield Origin(kind="non-finite in the backward pass", step=step, path=path, detail=detail)
 
 
 def pairs(series: Series) -> Iterator[tuple[int, float]]:
