@@ -57,17 +57,14 @@ class Failures:
 
 
 class Hook:
-    """One hook of a module, which measures one place.
+    """One hook of a module, which measures one place; `body` is called with the hook's arguments."""
 
-    Without `failures` a failure is raised.
-    """
-
-    def __init__(self, failures: Failures | None, place: str, body: Callable[..., Any]) -> None:
+    def __init__(self, failures: Failures, place: str, body: Callable[..., Any]) -> None:
         self._failures, self._place, self._body = failures, place, body
 
     def __call__(self, *args: Any) -> Any:
         """Measure; None where that fails."""
-        return self._body(*args) if self._failures is None else self._failures.run(self._place, self._body, *args)
+        return self._failures.run(self._place, self._body, *args)
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[Callable[..., None]]]:
         """A copied or pickled hook does nothing: it would count another model's rows."""
@@ -141,10 +138,7 @@ class Listener:
 
 
 class Hooks:
-    """The hooks of one listener in a model.
-
-    Without `failures` a failure in the listener is raised.
-    """
+    """The hooks of one listener in a model; without `failures` a failure in the listener is raised."""
 
     def __init__(self, listener: Listener, failures: Failures | None = None) -> None:
         self._listener, self._failures = listener, failures
@@ -166,16 +160,10 @@ class Hooks:
         """
         # Where a block ends with the norm that the stream enters next, the block is told first.
         for block in blocks:
-            before, after = _around_block(block, self._listener)
-            # Before the hooks that gather a sharded block's parameters and free them: a replay goes through those.
-            is_split = any(map(is_distributed, block.module.parameters()))
-            self._hook(block.path, block.module, before, after if block.leaves is None else None, prepend=is_split)
-            if block.leaves is not None:
-                leave = Hook(self._failures, block.path, _leaving(block, self._listener))
-                self.handles.append(block.leaves.register_forward_pre_hook(leave, with_kwargs=True))
+            self._hook_block(block)
         for site in sites:
             if site.module is not None:
-                self._hook(site.path, site.module, *_around_site(site, self._listener))
+                self._hook_site(site, site.module)
         calls = _FunctionCalls(sites, self._listener)
         for path in sorted(set(callers)):
             module = model.get_submodule(path)
@@ -185,12 +173,47 @@ class Hooks:
                 forward.put_before(module)
                 self._forwards.append((module, forward))
 
-    def _hook(self, place: str, module: nn.Module, before: Any, after: Any, *, prepend: bool = False) -> None:
+    def _hook_site(self, site: NormSite, module: nn.Module) -> None:
+        def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            if (x := first_tensor(args, kwargs)) is not None:
+                self._listener.before_site(site, x)
+
+        def after(_module: nn.Module, args: tuple[object, ...], output: object) -> object:
+            given = args[0] if args else None
+            return self._listener.after_site(site, output, given) if isinstance(output, Tensor) else None
+
         # Before and after are two hooks: a norm may overwrite its input.
-        hook = Hook(self._failures, place, before)
+        self._add_before(site.path, module, before)
+        self._add_after(site.path, module, after)
+
+    def _hook_block(self, block: BlockCall) -> None:
+        def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            self._listener.before_block(block, args, kwargs)
+
+        def after(_module: nn.Module, args: tuple[object, ...], output: object) -> object:
+            place, y = _stream(output)
+            replaced = None if y is None else self._listener.after_block(block, y, args[0] if args else None)
+            return None if replaced is None else _with_stream(output, place, replaced)
+
+        def leave(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            if (y := first_tensor(args, kwargs)) is not None:
+                self._listener.after_block(block, y, None)
+
+        # Before the hooks that gather a sharded block's parameters and free them: a replay goes through those.
+        is_split = any(map(is_distributed, block.module.parameters()))
+        self._add_before(block.path, block.module, before, prepend=is_split)
+        if block.leaves is None:
+            self._add_after(block.path, block.module, after)
+        else:
+            self._add_before(block.path, block.leaves, leave)
+
+    def _add_before(self, place: str, module: nn.Module, body: Callable[..., Any], *, prepend: bool = False) -> None:
+        hook = body if self._failures is None else Hook(self._failures, place, body)
         self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend))
-        if after is not None:
-            self.handles.append(module.register_forward_hook(Hook(self._failures, place, after)))
+
+    def _add_after(self, place: str, module: nn.Module, body: Callable[..., Any]) -> None:
+        hook = body if self._failures is None else Hook(self._failures, place, body)
+        self.handles.append(module.register_forward_hook(hook))
 
     def remove(self) -> None:
         """Take the hooks out; the model is as it was."""
@@ -216,38 +239,6 @@ def observed(
         yield
     finally:
         hooks.remove()
-
-
-def _around_site(site: NormSite, listener: Listener) -> tuple[Callable[..., None], Callable[..., object]]:
-    def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if (x := first_tensor(args, kwargs)) is not None:
-            listener.before_site(site, x)
-
-    def after(_module: nn.Module, args: tuple[object, ...], output: object) -> object:
-        given = args[0] if args else None
-        return listener.after_site(site, output, given) if isinstance(output, Tensor) else None
-
-    return before, after
-
-
-def _around_block(block: BlockCall, listener: Listener) -> tuple[Callable[..., None], Callable[..., object]]:
-    def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        listener.before_block(block, args, kwargs)
-
-    def after(_module: nn.Module, args: tuple[object, ...], output: object) -> object:
-        place, y = _stream(output)
-        replaced = None if y is None else listener.after_block(block, y, args[0] if args else None)
-        return None if replaced is None else _with_stream(output, place, replaced)
-
-    return before, after
-
-
-def _leaving(block: BlockCall, listener: Listener) -> Callable[..., None]:
-    def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if (y := first_tensor(args, kwargs)) is not None:
-            listener.after_block(block, y, None)
-
-    return before
 
 
 def _within(path: str, calls: _FunctionCalls, listener: Listener) -> Callable[..., Any]:
