@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from normkit.identification.sites import NormSite
-from normkit.identification.tracing import FunctionCall, ModuleCall, Trace
+from normkit.identification.tracing import ModuleCall, Trace
 from normkit.measurement.attention import attention_at, head_tables
 from normkit.measurement.facts import Attention, Block, Peak, Site
 from normkit.measurement.row_counters import RowCounter, Table, TableReader, gradient_table, row_tables
@@ -44,16 +44,20 @@ class BlockCall:
 def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> tuple[BlockCall, ...]:
     """The blocks of a model, in forward order.
 
-    A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class, whose
-    called members all have modules of their own and map (B, T, D) to (B, T, D), in a tuple or bare. Lists inside a
-    block, such as experts, do not count. Of several lists, such as encoder and decoder, all are kept and the index runs
-    on; a list of a single member counts only where there is no longer one. Norms, given by their paths, are no blocks,
-    even where a list holds them.
+    A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class,
+    whose called members all have modules of their own and map (B, T, D) to (B, T, D), in a tuple or bare. Lists
+    inside a block, such as experts, do not count. Of several lists, such as encoder and decoder, all are kept
+    and the index runs on; a list of a single member counts only where there is no longer one. Norms, given by their
+    paths, are no blocks, even where a list holds them.
     """
     first_calls: dict[str, ModuleCall] = {}
     for call in trace.modules:
         first_calls.setdefault(call.path, call)
-    refused = {_parent(path) for path, call in first_calls.items() if not _is_stream(call)}
+    refused = {
+        _parent(path)
+        for path, call in first_calls.items()
+        if len(call.input_shape) != 3 or call.input_shape != call.output_shape or not any(call.module.children())
+    }
     candidates = {
         path: call
         for path, call in first_calls.items()
@@ -69,11 +73,6 @@ def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> 
 def block_of(path: str, blocks: Iterable[BlockCall]) -> int | None:
     """The index of the block that a module's path lies in, or None outside the blocks."""
     return next((block.index for block in blocks if f"{path}.".startswith(f"{block.path}.")), None)
-
-
-def _is_stream(call: ModuleCall) -> bool:
-    keeps_shape = len(call.input_shape) == 3 and call.input_shape == call.output_shape
-    return keeps_shape and any(call.module.children())
 
 
 def _in_list(model: nn.Module, path: str) -> bool:
@@ -164,6 +163,10 @@ class Layout:
             starts[block.path] = max(inside, default=before) + 0.5
         return tuple(sorted(range(len(self.sentinels)), key=lambda line: starts[self.sentinels[line]]))
 
+    def path_of(self, place: int) -> str:
+        """The path of the sentinel's line at a place in forward order."""
+        return self.sentinels[self.forward_order[place]]
+
     def tables(self) -> tuple[Table, ...]:
         """The tables that the hooks write to."""
         heads = max((attention.heads for attention in self.attentions), default=1)
@@ -187,7 +190,7 @@ def layout_of(
     `following` are the blocks that are given the very tensor that the block before them returned. Where processes have
     heads of their own, they pool what they count.
     """
-    attentions = tuple(_attention(called, call, is_pooled=is_pooled) for call in _attention_calls(called))
+    attentions = _attention_places(called, is_pooled=is_pooled)
     parents = {site.parent for site in sites if site.module is None} | {each.parent for each in attentions}
     # A module inside such a parent makes calls of its own, which must not be taken for the parent's.
     inner = {call.parent for call in called.functions}
@@ -220,7 +223,7 @@ def layout_of(
     )
 
 
-def _attention_calls(called: Trace) -> list[FunctionCall]:
+def _attention_places(called: Trace, *, is_pooled: bool) -> tuple[AttentionPlace, ...]:
     """Calls of scaled_dot_product_attention; the softmax of (B, H, T, S) in modules that make no such call."""
     streams = {call.input_shape[:2] for call in called.modules if len(call.input_shape) == 3}
     calls = [call for call in called.functions if len(call.input_shape) == 4]
@@ -233,22 +236,23 @@ def _attention_calls(called: Trace) -> list[FunctionCall]:
         and (call.input_shape[0], call.input_shape[2]) in streams
         and call.parent not in known
     ]
+    places = []
     chosen = {(call.parent, call.function): call for call in (*fused, *plain)}
-    return sorted(chosen.values(), key=lambda call: call.order)
-
-
-def _attention(called: Trace, call: FunctionCall, *, is_pooled: bool) -> AttentionPlace:
-    inside = [each.part for each in called.modules if f"{each.path}.".startswith(f"{call.parent}.")]
-    # Where the projections are split over processes, each process has its own heads.
-    place, parts = max(inside, key=lambda part: part[1], default=(0, 1)) if is_pooled else (0, 1)
-    heads = call.input_shape[1]
-    return AttentionPlace(
-        parent=call.parent,
-        function=call.function,
-        heads=heads * parts,
-        head_dim=call.input_shape[3] if call.function == "sdpa" else 0,
-        first_head=heads * place,
-    )
+    for call in sorted(chosen.values(), key=lambda call: call.order):
+        inside = [each.part for each in called.modules if f"{each.path}.".startswith(f"{call.parent}.")]
+        # Where the projections are split over processes, each process has its own heads.
+        place, parts = max(inside, key=lambda part: part[1], default=(0, 1)) if is_pooled else (0, 1)
+        heads = call.input_shape[1]
+        places.append(
+            AttentionPlace(
+                parent=call.parent,
+                function=call.function,
+                heads=heads * parts,
+                head_dim=call.input_shape[3] if call.function == "sdpa" else 0,
+                first_head=heads * place,
+            )
+        )
+    return tuple(places)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -272,11 +276,11 @@ class MeasuredStep:
         norm, reader, place = self.layout.sites[order], self.reader, 2 * order
         entering, leaving = (reader.rows(each, self.features[each]) for each in (place, place + 1))
         line = reader.line(place)
-        dtypes = self.layout.dtypes[norm.path] if line["calls"] else None
-        in_half = dtypes is not None and dtypes[0] in HALF and norm.spec.casts.has_narrow_statistics
-        largest = max(entering.absmax, leaving.absmax)
+        dtype, output_dtype = self.layout.dtypes[norm.path] if line["calls"] else (None, None)
+        in_half = dtype in HALF and norm.spec.casts.has_narrow_statistics
         gain, bias = norm.parameters()
         sample, factor = self.samples.get(norm.path), norm.passport.readings.get("factor")
+        largest = max(entering.absmax, leaving.absmax)
         return Site(
             path=norm.path,
             class_name=norm.class_name,
@@ -292,13 +296,11 @@ class MeasuredStep:
             attenuation=reader.attenuation(place, norm.spec),
             gain=None if gain is None else spectrum(gain, 1.0),
             bias=None if bias is None else spectrum(bias, 0.0),
-            dtype="" if dtypes is None else dtype_name(dtypes[0]),
-            headroom_bits=math.inf if dtypes is None else headroom_bits(dtypes[0], largest),
-            statistics_headroom_bits=None
-            if dtypes is None or not in_half
-            else headroom_bits(dtypes[0], max(line["peak sum"], 0.0)),
+            dtype="" if dtype is None else dtype_name(dtype),
+            headroom_bits=math.inf if dtype is None else headroom_bits(dtype, largest),
+            statistics_headroom_bits=headroom_bits(dtype, max(line["peak sum"], 0.0)) if dtype and in_half else None,
             geometry=None if sample is None else sample.result(gain),
-            output_dtype="" if dtypes is None else dtype_name(dtypes[1]),
+            output_dtype="" if output_dtype is None else dtype_name(output_dtype),
             forward_calls=structure.forward_calls[norm.path],
             error=math.nan if sample is None else sample.error,
             gain_gradient_error=gain_gradient_errors.get(norm.path, math.nan),

@@ -87,9 +87,9 @@ class RunHistory:
         if recorder.is_alone:
             self._add("gradient norm", "", step, norm)
         if place >= 0:
-            self._add_bad_place(step, place, recorder)
+            self._add_bad("non-finite", step, recorder.layout.path_of(place), recorder)
         elif parameter >= 0:
-            self._add_bad_gradient(step, parameter, recorder)
+            self._add_bad("parameter gradient", step, recorder.parameters[parameter].path, recorder)
         elif recorder.is_alone:
             self._judge_loss(step, record["loss"])
 
@@ -106,19 +106,17 @@ class RunHistory:
             elif has_stepped or is_over or not recorder.loop.can_tell:
                 if recorder.is_alone:
                     self._add("gradient norm", "", step, norm)
-                self._add_bad_gradient(step, parameter, recorder)
+                self._add_bad("parameter gradient", step, recorder.parameters[parameter].path, recorder)
             else:
                 left.append((step, parameter, norm))
         self._undecided = left
 
-    def _add_bad_gradient(self, step: int, parameter: int, recorder: StepRecorder) -> None:
-        path = recorder.parameters[parameter].path
-        self._add("parameter gradient", path, step, math.nan)
-        self._raise("non-finite gradients", step, path)
-
-    def _add_bad_place(self, step: int, place: int, recorder: StepRecorder) -> None:
-        path = recorder.layout.sentinels[recorder.layout.forward_order[place]]
-        self._add("non-finite", path, step, math.nan)
+    def _add_bad(self, quantity: Quantity, step: int, path: str, recorder: StepRecorder) -> None:
+        """Add a place in the forward pass, or a parameter's gradient, that was NaN or infinite."""
+        self._add(quantity, path, step, math.nan)
+        if quantity == "parameter gradient":
+            self._raise("non-finite gradients", step, path)
+            return
         if self.reason == "non-finite gradients" and step <= self.reason_step:
             # Another process saw where it came from.
             self.reason = ""
@@ -184,22 +182,19 @@ class RunHistory:
             if step in self.skipped:
                 continue
             if not recorder.is_alone:
-                self._add_common(step, line, float(tables["bad places"][step % window]), recorder)
+                # What all processes together measured.
+                loss, squares, bad = line[1] / line[0], sum(line[2:]), float(tables["bad places"][step % window])
+                if math.isfinite(bad):
+                    self._add_bad("non-finite", step, recorder.layout.path_of(round(-bad)), recorder)
+                if not math.isnan(loss) or math.isfinite(bad) or math.isnan(squares):
+                    self._add("loss", "", step, loss)
+                self._add("gradient norm", "", step, math.sqrt(squares))
+                self._judge_loss(step, loss)
             for index, (parameter, value) in enumerate(zip(recorder.parameters, line[2:], strict=True)):
                 if value or index in recorder.unreduced:
                     self._gradient_steps[parameter.path] = self._gradient_steps.get(parameter.path, 0) + 1
                 if value:
                     self._add("parameter gradient", parameter.path, step, math.sqrt(value))
-
-    def _add_common(self, step: int, line: Sequence[float], bad: float, recorder: StepRecorder) -> None:
-        """Add what all processes together measured in one step."""
-        loss, squares = line[1] / line[0], sum(line[2:])
-        if math.isfinite(bad):
-            self._add_bad_place(step, round(-bad), recorder)
-        if not math.isnan(loss) or math.isfinite(bad) or math.isnan(squares):
-            self._add("loss", "", step, loss)
-        self._add("gradient norm", "", step, math.sqrt(squares))
-        self._judge_loss(step, loss)
 
     def _parameter(
         self,
