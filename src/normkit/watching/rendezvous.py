@@ -215,7 +215,7 @@ def shards(count: int) -> tuple[Tensor, ...]:
 def verify(ranks: Ranks, device: torch.device) -> str:
     """Prove the statistics and their pooling on known numbers, and say so in one line.
 
-    All processes must call this.
+    All processes must call this; the device is that of the tables.
 
     Returns:
         A line that begins with "observer verified" if all agree with float64; else it names the worst.
@@ -245,16 +245,24 @@ def verify(ranks: Ranks, device: torch.device) -> str:
     if vectors is None:
         return f"not verified: the {ranks.size} processes did not answer each other within {_ANSWER:g} s"
     reader = TableReader(step=0, tables=tables.unpacked(ranks.pooled(vectors, tables, 0)))
-    expected = _truth(torch.cat(known))
-    errors = {
-        f"{name} of {whose}": _error(value, expected[name])
-        for whose, index in (("rows of which each process has its own", SPLIT), ("rows that all have alike", SHARED))
-        for name, value in _measured(reader, index).items()
-    }
+    expected, rms_of_all = _truth(torch.cat(known))
+    pairs = {}
+    for whose, place in (("rows of which each process has its own", SPLIT), ("rows that all have alike", SHARED)):
+        counted, line = reader.rows(place, FEATURES), reader.line(place)
+        measured = (
+            *(counted.rows, counted.nonfinite, counted.zero_rows, counted.rms_min, counted.rms_max, counted.absmax),
+            *(counted.mean_energy, counted.angle_to_ones, counted.kurtosis),
+            *(sum(count for _, count in counted.histogram), line["below_99"], line["below_90"]),
+            -line["peak -attenuation"],
+        )
+        for (name, value), seen in zip(expected.items(), measured, strict=True):
+            pairs[f"{name} of {whose}"] = seen, value
     # The mean of the processes' losses is minimized, so each row weighs less.
     gradient = named(reader.tables["activation gradients"][0], GRADIENT_SUMS)
-    rms = math.sqrt(gradient["squares"] / gradient["rows"])
-    errors["gradient rms"] = _error(rms, expected["rms of all"] / ranks.size)
+    pairs["gradient rms"] = math.sqrt(gradient["squares"] / gradient["rows"]), rms_of_all / ranks.size
+    # Relative errors; the absolute one where 0 is expected.
+    errors = {name: abs(seen - value) / (abs(value) or 1.0) for name, (seen, value) in pairs.items()}
+    errors = {name: math.inf if math.isnan(error) else error for name, error in errors.items()}
     limit, worst = _LIMITS[kind], max(errors, key=lambda key: errors[key])
     right = sum(error <= limit for error in errors.values())
     where = f"on {len(known)} uneven shards" + (f" in {ranks.size} processes" if ranks.size > 1 else "")
@@ -263,35 +271,15 @@ def verify(ranks: Ranks, device: torch.device) -> str:
     return f"{len(errors) - right} of {len(errors)} statistics are wrong {where}: {worst} by {errors[worst]:.2g}"
 
 
-def _measured(reader: TableReader, place: int) -> Mapping[str, float]:
-    rows, line = reader.rows(place, FEATURES), reader.line(place)
-    return {
-        "finite rows": rows.rows,
-        "rows with NaN": rows.nonfinite,
-        "zero rows": rows.zero_rows,
-        "smallest rms": rows.rms_min,
-        "largest rms": rows.rms_max,
-        "largest element": rows.absmax,
-        "share of the mean": rows.mean_energy,
-        "angle to (1, ..., 1)": rows.angle_to_ones,
-        "kurtosis": rows.kurtosis,
-        "rows in the histogram": float(sum(count for _, count in rows.histogram)),
-        "rows that eps shortens by 1 %": line["below_99"],
-        "rows that eps shortens by 10 %": line["below_90"],
-        "shortest row by eps": -line["peak -attenuation"],
-    }
-
-
-def _truth(rows: Tensor) -> Mapping[str, float]:
-    """The statistics of all shards together, by their definitions."""
+def _truth(rows: Tensor) -> tuple[Mapping[str, float], float]:
+    """The statistics of all shards together, by their definitions; and the rms of all."""
     finite = rows[rows.isfinite().all(-1)]
     present = finite[(finite != 0).any(-1)]
     mean, rms = present.mean(-1), present.square().mean(-1).sqrt()
     centred = present - mean[:, None]
     variance = centred.square().mean(-1)
     attenuation = (variance / (variance + _SPEC.eps)).sqrt() if _SPEC.eps else torch.ones_like(variance)
-    ones = torch.ones(FEATURES, dtype=rows.dtype)
-    cosine = torch.cosine_similarity(present, ones.expand_as(present), dim=-1)
+    cosine = torch.cosine_similarity(present, torch.ones_like(present), dim=-1)
     return {
         "finite rows": len(finite),
         "rows with NaN": len(rows) - len(finite),
@@ -306,11 +294,4 @@ def _truth(rows: Tensor) -> Mapping[str, float]:
         "rows that eps shortens by 1 %": int((attenuation < 0.99).sum()),
         "rows that eps shortens by 10 %": int((attenuation < 0.9).sum()),
         "shortest row by eps": float(attenuation.min()),
-        "rms of all": float(finite.square().mean().sqrt()),
-    }
-
-
-def _error(measured: float, expected: float) -> float:
-    """The relative error; the absolute one where 0 is expected."""
-    difference = abs(measured - expected) / (abs(expected) or 1.0)
-    return math.inf if math.isnan(difference) else difference
+    }, float(finite.square().mean().sqrt())

@@ -22,7 +22,6 @@ from normkit.watching.parameters import (
     MOVES,
     PARAMETER_SUMS,
     UpdateSampler,
-    WatchedParameter,
     sample,
     sums_of_squares,
     watched_parameters,
@@ -34,7 +33,6 @@ STEP_RECORD = ("loss", "squares", "bad place", "bad parameter", "seen", *INPUTS)
 and the first parameter with NaN or infinity (-1: none), how many places were seen, and what the model was fed."""
 
 _MOST_STEPS = 256
-_ADAM_SAMPLE = 1024
 
 
 class StepRecorder:
@@ -149,7 +147,15 @@ class StepRecorder:
         # The loss was multiplied by this number on the device; None without a scaler.
         kind = self.tables["steps"].dtype
         scale = self._scaler.scale(torch.ones((), device=self._device)).to(kind) if self.is_scaled else None
-        unit = None if scale is None else self._units(scale)
+        unit = None
+        if scale is not None:
+            # The factor in each gradient is 1 where `unscale_` was called, as far as the scaler tells.
+            states = getattr(self._scaler, "_per_optimizer_states", {})
+            done = {key for key, state in states.items() if getattr(state.get("stage"), "name", "") == "UNSCALED"}
+            # A parameter whose optimizer the scaler has not seen is treated like those it has.
+            holders = [id(parameter.optimizer) for parameter in self.parameters]
+            unscaled = [bool(done) and (holder in done or holder not in states) for holder in holders]
+            unit = torch.where(torch.tensor(unscaled, device=self._device), 1.0, scale)
         gradients = [self._gradient(index, parameter.tensor) for index, parameter in enumerate(self.parameters)]
         of_gradients = sums_of_squares(gradients, self._device)
         if unit is not None:
@@ -215,17 +221,6 @@ class StepRecorder:
         self.unreduced.add(index)
         return None
 
-    def _units(self, scale: Tensor) -> Tensor:
-        """The factor in each gradient: 1 where `unscale_` was called, as far as the scaler tells."""
-        states = getattr(self._scaler, "_per_optimizer_states", {})
-        done = {key for key, state in states.items() if getattr(state.get("stage"), "name", "") == "UNSCALED"}
-        if not done:
-            return scale.expand(len(self.parameters))
-        # A parameter whose optimizer the scaler has not seen is treated like those it has.
-        holders = [id(parameter.optimizer) for parameter in self.parameters]
-        unscaled = [holder in done or holder not in states for holder in holders]
-        return torch.where(torch.tensor(unscaled, device=self._device), 1.0, scale)
-
     def _measure_parameters(
         self, gradients: Sequence[Tensor | None], of_gradients: Tensor, unit: Tensor | None
     ) -> None:
@@ -251,8 +246,14 @@ class StepRecorder:
                 if now.shape == begun.shape == slope.shape:
                     columns["held"][index] = (slope != 0).sum()
                     columns["kept"][index] = ((slope != 0) & (now == begun)).sum()
-            if (is_small := _small_moments(parameter)) is not None:
-                moments[index] = is_small
+            if parameter.optimizer is not None and parameter.group is not None:
+                state = parameter.optimizer.state.get(parameter.tensor, {})
+                squares, steps = state.get("exp_avg_sq"), state.get("step")
+                is_read = squares is not None and not (isinstance(steps, Tensor) and steps.device.type != "cpu")
+                if is_read and {"eps", "betas"} <= parameter.group.keys():
+                    # Which of a sample of Adam's second moments have a root below ten times its eps.
+                    bias = 1 - float(parameter.group["betas"][1]) ** float(steps)
+                    moments[index] = sample(squares) < (10 * parameter.setting("eps")) ** 2 * bias
         if moments:
             places = torch.tensor(list(moments), device=self._device)
             sizes = [flags.numel() for flags in moments.values()]
@@ -300,18 +301,3 @@ def _first(flags: Tensor) -> Tensor:
     if not flags.numel():
         return torch.full((), -1, device=flags.device)
     return torch.where(flags.any(), flags.int().argmax(), -1)
-
-
-def _small_moments(parameter: WatchedParameter) -> Tensor | None:
-    """Which of a sample of Adam's second moments have a root below ten times its eps."""
-    if parameter.optimizer is None or parameter.group is None or not {"eps", "betas"} <= parameter.group.keys():
-        return None
-    state = parameter.optimizer.state.get(parameter.tensor, {})
-    moments, steps = state.get("exp_avg_sq"), state.get("step")
-    if moments is None or (isinstance(steps, Tensor) and steps.device.type != "cpu"):
-        return None
-    flat = local(moments).detach().flatten()
-    sample = flat[:: max(1, flat.numel() // _ADAM_SAMPLE)][:_ADAM_SAMPLE]
-    bias = 1 - float(parameter.group["betas"][1]) ** float(steps)
-    flags: Tensor = sample < (10 * parameter.setting("eps")) ** 2 * bias
-    return flags

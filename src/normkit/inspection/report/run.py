@@ -132,21 +132,7 @@ def _verdict(training: Training, *, found: bool) -> Verdict:
         headline = f"{reason[:1].upper()}{reason[1:]} at step {step}"
     else:
         headline = "One step watched" if training.steps == 1 else _QUIET[reason].format(step)
-    detail = _seen(training)
-    is_broken = training.worst == "error" or (origin is not None and "non-finite" in origin.kind)
-    if origin is not None and training.was_noticed and origin.step < training.reason_step:
-        detail += f" It began {counted(training.reason_step - origin.step, 'step')} earlier."
-    if is_broken:
-        return Verdict(tone="error", headline=headline, detail=detail)
-    if origin is not None:
-        return Verdict(tone="warning", headline=headline, detail=detail)
-    if found or training.was_noticed:
-        return Verdict(tone="neutral", headline=headline, detail=detail)
-    return Verdict(tone="good", headline=headline, detail=f"{detail} Nothing left its usual range.")
-
-
-def _seen(training: Training) -> str:
-    """How much of the run was measured."""
+    # How much of the run was measured.
     parts = ["Forward and backward" if training.steps == 1 else f"{training.steps:,} steps seen"]
     if training.reports > 1:
         times = "twice" if training.reports == 2 else f"{training.reports:,} times"
@@ -156,7 +142,15 @@ def _seen(training: Training) -> str:
         parts.append("the norms measured once")
     if training.ranks > 1:
         parts.append(f"{training.ranks} processes pooled")
-    return f"{', '.join(parts)}."
+    detail = f"{', '.join(parts)}."
+    is_broken = training.worst == "error" or (origin is not None and "non-finite" in origin.kind)
+    if origin is not None and training.was_noticed and origin.step < training.reason_step:
+        detail += f" It began {counted(training.reason_step - origin.step, 'step')} earlier."
+    if is_broken or origin is not None:
+        return Verdict(tone="error" if is_broken else "warning", headline=headline, detail=detail)
+    if found or training.was_noticed:
+        return Verdict(tone="neutral", headline=headline, detail=detail)
+    return Verdict(tone="good", headline=headline, detail=f"{detail} Nothing left its usual range.")
 
 
 def _glance(training: Training) -> tuple[Fact, ...]:
@@ -230,6 +224,7 @@ def _parameter_table(training: Training) -> Table:
     for each in ordered:
         # Without an optimizer nothing is trained; there is no need to repeat that for each parameter.
         is_frozen = bool(training.optimizers) and not each.trained
+        measured = each.update_ratio, each.first_update_ratio, each.learning_rate, each.weight_decay
         rows.append(
             [
                 each.path,
@@ -237,7 +232,7 @@ def _parameter_table(training: Training) -> Table:
                 _NONE if each.block is None else str(each.block),
                 significant(each.rms),
                 significant(each.gradient_rms) if each.gradient_steps > 0 else _NONE,
-                *map(_measured, (each.update_ratio, each.first_update_ratio, each.learning_rate, each.weight_decay)),
+                *(_NONE if math.isnan(value) else significant(value) for value in measured),
             ]
         )
     table = Table.of("Parameters, the worst first", _COLUMNS, rows, "No parameter of the run was seen.")
@@ -246,7 +241,3 @@ def _parameter_table(training: Training) -> Table:
         empty |= {"update", "first"}
     table = table.only(*(column.key for column in _COLUMNS if column.key not in empty))
     return replace(table, groups=table.rows[:_MOST_ROWS] if len(table.rows) > _MOST_ROWS else ())
-
-
-def _measured(value: float) -> str:
-    return _NONE if math.isnan(value) else significant(value)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from normkit.inspection.foldedness import Foldedness, NormForm, SumForm, WriterForm
+from normkit.inspection.foldedness import NormForm, SumForm, WriterForm
 from normkit.measurement.facts import Placement, Site
 from normkit.show.formula import formula_name
 from normkit.show.grouping import grouped, merged, pattern
@@ -246,13 +246,29 @@ def describe_foldedness(inspection: Inspection) -> Section | None:
     if biases := [norm.largest_bias for norm in found.norms if norm.largest_bias is not None]:
         facts.append(Fact("biases", _counted(sum(bias == 0 for bias in biases), len(biases), "0")))
     if found.sums:
-        facts.append(Fact("writers", _means(found.sums)))
-    left = _left(found)
+        writers = [writer for each in found.sums for writer in each.writers]
+        centred = sum(writer.is_centred for writer in writers)
+        where = f"the {found.sums[0].name}" if len(found.sums) == 1 else counted(len(found.sums), "sum")
+        state = "" if centred == len(writers) else "partly " if centred else "not "
+        words = "the writer of" if len(writers) == 1 else f"{_of(centred, len(writers))} writers of"
+        barred = ", and none can be" if not centred and all(each.reason for each in found.sums) else ""
+        facts.append(Fact("writers", f"{state}centred: {words} {where}{barred if len(writers) > 1 else ''}"))
+    if names := found.oddly_centred:
+        alike = list(dict.fromkeys(map(pattern, names))) if len(names) > 1 else names
+        facts.append(Fact("centred oddly", _ODD.format(f"{shortened(alike)} {'are' if len(names) > 1 else 'is'}")))
+    # What can be neither folded nor centred as it is, and why.
+    reasons = [(norm.path, norm.reason) for norm in found.norms if _norm_state(norm) == "cannot be"]
+    for each in found.sums:
+        if each.reason and not all(writer.is_centred for writer in each.writers):
+            reasons.append((each.name, each.reason))
+        reasons += [(writer.name, writer.reason) for writer in each.writers if _writer_state(each, writer) != "yes"]
+    told = merged(("", place, reason) for place, reason in reasons if reason)
+    left = tuple(Fact(where, reason) for _, where, reason in told)
     return Section(
         id="folding",
         title=_TITLE,
         gist=facts[0].value,
-        facts=(*facts, *_odd(found)),
+        facts=tuple(facts),
         tables=(_norm_table(found.norms), _writer_table(found.sums)),
         sections=(Section(title="What cannot be, and why", facts=left),) if left else (),
     )
@@ -274,19 +290,6 @@ def _gains(norms: Sequence[NormForm]) -> str:
     return f"{'folded' if ones else 'not folded'}: {said}, {'no other' if ones else 'none'} can be folded as it stands"
 
 
-def _means(sums: Sequence[SumForm]) -> str:
-    writers = [writer for each in sums for writer in each.writers]
-    centred = sum(writer.is_centred for writer in writers)
-    where = f"the {sums[0].name}" if len(sums) == 1 else counted(len(sums), "sum")
-    if len(writers) == 1:
-        return f"{'' if centred else 'not '}centred: the writer of {where}"
-    words = f"{_of(centred, len(writers))} writers of {where}"
-    if centred == len(writers):
-        return f"centred: {words}"
-    barred = ", and none can be" if not centred and all(each.reason for each in sums) else ""
-    return f"{'partly' if centred else 'not'} centred: {words}{barred}"
-
-
 def _counted(number: int, whole: int, value: str, noun: str = "") -> str:
     """How many have a value, as in "all 3 gains are 1"."""
     if whole == 1:
@@ -297,14 +300,6 @@ def _counted(number: int, whole: int, value: str, noun: str = "") -> str:
 
 def _of(number: int, whole: int) -> str:
     return f"all {number}" if number == whole else f"{number or 'none'} of {whole}"
-
-
-def _odd(found: Foldedness) -> tuple[Fact, ...]:
-    names = found.oddly_centred
-    if not names:
-        return ()
-    alike = list(dict.fromkeys(map(pattern, names))) if len(names) > 1 else names
-    return (Fact("centred oddly", _ODD.format(f"{shortened(alike)} {'are' if len(names) > 1 else 'is'}")),)
 
 
 def _norm_table(norms: Sequence[NormForm]) -> Table:
@@ -352,17 +347,6 @@ def _writer_state(each: SumForm, writer: WriterForm) -> str:
     if writer.is_centred:
         return "yes"
     return "cannot be" if each.reason or writer.reason else "can be"
-
-
-def _left(found: Foldedness) -> tuple[Fact, ...]:
-    """What can be neither folded nor centred as it is, and why."""
-    reasons = [(norm.path, norm.reason) for norm in found.norms if _norm_state(norm) == "cannot be"]
-    for each in found.sums:
-        if each.reason and not all(writer.is_centred for writer in each.writers):
-            reasons.append((each.name, each.reason))
-        reasons += [(writer.name, writer.reason) for writer in each.writers if _writer_state(each, writer) != "yes"]
-    told = merged(("", place, reason) for place, reason in reasons if reason)
-    return tuple(Fact(where, reason) for _, where, reason in told)
 
 
 def _shared(paths: Iterable[str]) -> str:
