@@ -92,12 +92,18 @@ class Baseline:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`; all but the source."""
+        norms = {}
+        for path, norm in self.norms.items():
+            shallow = {field.name: getattr(norm, field.name) for field in dataclasses.fields(norm)}
+            parts = {"gain": norm.gain, "bias": norm.bias}
+            values = {name: None if part is None else dataclasses.asdict(part) for name, part in parts.items()}
+            norms[path] = {**shallow, "spec": norm.spec.to_json(), **values}
         return {
             "schema_version": _SCHEMA,
             "content": _CONTENT,
             "final_norm": self.final_norm,
             "placements": dict(self.placements),
-            "norms": {path: _plain(norm) for path, norm in self.norms.items()},
+            "norms": norms,
             "others": list(self.others),
         }
 
@@ -160,36 +166,23 @@ def read(path: Path) -> Baseline:
             "remove the file and have it written anew"
         )
     try:
-        return _baseline(values, path.name)
+        placements, norms = files.field(values, "placements", dict), files.field(values, "norms", dict)
+        for block, placement in placements.items():
+            _check_one_of(placement, get_args(Placement), f'"placements" of {block}')
+        final_norm, others = values.get("final_norm"), files.field(values, "others", list)
+        if not isinstance(final_norm, str | None):
+            raise InputError(f'"final_norm" must be a path or null, got {final_norm!r}')
+        if not all(isinstance(other, str) for other in others):
+            raise InputError(f'"others" must be paths, got {others!r}')
+        return Baseline(
+            source=path.name,
+            norms={name: _norm(name, norm) for name, norm in norms.items()},
+            placements=placements,
+            final_norm=final_norm,
+            others=tuple(others),
+        )
     except (InputError, SpecError) as error:
         raise InputError(f"the intent file {path} is damaged: {error}; mend it, or have it written anew") from None
-
-
-def _plain(norm: DeclaredNorm) -> dict[str, Any]:
-    shallow = {field.name: getattr(norm, field.name) for field in dataclasses.fields(norm)}
-    values = {
-        name: None if part is None else dataclasses.asdict(part)
-        for name, part in (("gain", norm.gain), ("bias", norm.bias))
-    }
-    return {**shallow, "spec": norm.spec.to_json(), **values}
-
-
-def _baseline(values: Mapping[str, Any], source: str) -> Baseline:
-    placements, norms = files.field(values, "placements", dict), files.field(values, "norms", dict)
-    for path, placement in placements.items():
-        _check_one_of(placement, get_args(Placement), f'"placements" of {path}')
-    final_norm, others = values.get("final_norm"), files.field(values, "others", list)
-    if not isinstance(final_norm, str | None):
-        raise InputError(f'"final_norm" must be a path or null, got {final_norm!r}')
-    if not all(isinstance(path, str) for path in others):
-        raise InputError(f'"others" must be paths, got {others!r}')
-    return Baseline(
-        source=source,
-        norms={path: _norm(path, norm) for path, norm in norms.items()},
-        placements=placements,
-        final_norm=final_norm,
-        others=tuple(others),
-    )
 
 
 def _norm(path: str, values: Any) -> DeclaredNorm:
@@ -206,22 +199,16 @@ def _norm(path: str, values: Any) -> DeclaredNorm:
         if given[name] < 1:
             raise InputError(f'"{name}" of {path} must be at least 1, got {given[name]}')
     try:
-        parts = {name: _values(path, name, values.get(name)) for name in ("gain", "bias")}
-        return DeclaredNorm(
-            **{**given, "spec": NormSpec.from_json(given["spec"]), "factor": float(factor), **parts},
-        )
+        # None in a file without them, or if the norm has no such parameter.
+        for name in ("gain", "bias"):
+            if (part := values.get(name)) is not None:
+                if not isinstance(part, dict):
+                    raise InputError(f'"{name}" of {path} must be an object or null, got {part!r}')
+                kinds, where = get_type_hints(Values), f"the {name} of {path}"
+                given[name] = Values(**{key: files.field(part, key, kind, where) for key, kind in kinds.items()})
+        return DeclaredNorm(**{**given, "spec": NormSpec.from_json(given["spec"]), "factor": float(factor)})
     except (SpecError, TypeError) as error:
         raise InputError(f'"spec" of {path}: {error}') from None
-
-
-def _values(path: str, name: str, values: Any) -> Values | None:
-    """The values of a gain or bias; None in a file without them, or if the norm has no such parameter."""
-    if values is None:
-        return None
-    if not isinstance(values, dict):
-        raise InputError(f'"{name}" of {path} must be an object or null, got {values!r}')
-    where = f"the {name} of {path}"
-    return Values(**{key: files.field(values, key, kind, where) for key, kind in get_type_hints(Values).items()})
 
 
 def _check_one_of(value: object, allowed: tuple[str, ...], where: str) -> None:

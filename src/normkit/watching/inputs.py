@@ -88,8 +88,14 @@ class InputRecorder:
         # Over all elements, so that a single NaN is seen: both are NaN then.
         low, high = torch.aminmax(flat)
         squares = sample.to(self._kind).square().sum()
+        # The tokens that count, of ids or their embeddings; the samples of other data.
+        tokens: Any = x.shape[0]
+        if x.dim() == (3 if x.is_floating_point() else 2):
+            mask, tokens = kwargs.get("attention_mask"), x.shape[0] * x.shape[1]
+            if isinstance(mask, Tensor) and mask.shape == x.shape[:2] and not mask.is_floating_point():
+                tokens = (mask != 0).sum()
         line = self._empty.clone()
-        line[0], line[1], line[2], line[3] = 1, not x.is_floating_point(), _tokens(x, kwargs), len(sample)
+        line[0], line[1], line[2], line[3] = 1, not x.is_floating_point(), tokens, len(sample)
         line[4 : len(BATCH)] = self._stacked([distinct, low, high, squares, self._digest(sample)])
         self._calls.append(line)
 
@@ -108,7 +114,12 @@ class InputRecorder:
         """Count the labels when the gradient of the logits arrives."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        logits = _logits(output)
+        # The output of that name, else the first with rows.
+        values: Sequence[object] = output if isinstance(output, (tuple, list)) else (output,)
+        if isinstance(output, Mapping):
+            values = (output.get("logits"),)
+        tensors = (each for each in values if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 1)
+        logits = next(tensors, None)
         if logits is None or not logits.requires_grad or is_distributed(logits) or logits.shape[-1] < 2:
             return
         shape = logits.shape[:-1]
@@ -117,31 +128,25 @@ class InputRecorder:
             return
         count = min(_ROWS, rows)
         flat = torch.arange(count, device=logits.device) * (rows - 1) // max(count - 1, 1)
-        ids = self._ids if self._ids is not None and self._ids.shape == shape else None
-        near = None if ids is None else self._neighbours(ids, flat.to(ids.device))
-        places, left = [], flat
-        for size in reversed(shape):
-            places.append(left % size)
-            left = left // size
-        index = tuple(reversed(places))
+        near = None
+        if self._ids is not None and self._ids.shape == shape:
+            # The ids at these places, at the next, the one before and the next but one, -1 beyond an end: (4, places).
+            tokens, columns = self._ids.flatten(), self._ids.shape[1]
+            places = flat.to(tokens.device)
+            around = [(by, places % columns + by) for by in (0, 1, -1, 2)]
+            near = torch.stack(
+                [
+                    torch.where((at >= 0) & (at < columns), tokens[(places + by).clamp(0, len(tokens) - 1)], -1)
+                    for by, at in around
+                ]
+            )
+        index = torch.unravel_index(flat, shape)
 
         def count_labels(gradient: Tensor) -> None:
             self._failures.run("the loop", self._begins)
             self._failures.run("the labels", self._add_labels, gradient.detach()[index].float(), near)
 
         logits.register_hook(count_labels)  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def _neighbours(ids: Tensor, flat: Tensor) -> Tensor:
-        """The ids at some places, at the next, the one before and the next but one, -1 beyond an end: (4, places)."""
-        tokens, given = ids.flatten(), flat % ids.shape[1]
-        found = [
-            torch.where(
-                (given + by >= 0) & (given + by < ids.shape[1]), tokens[(flat + by).clamp(0, len(tokens) - 1)], -1
-            )
-            for by in (0, 1, -1, 2)
-        ]
-        return torch.stack(found)
 
     def _add_labels(self, gradient: Tensor, near: Tensor | None) -> None:
         if len(self._calls) >= _MOST_CALLS:
@@ -179,27 +184,6 @@ def _data(args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor | None
             and not any(word in name for word in _NOT_DATA)
         ),
         None,
-    )
-
-
-def _tokens(x: Tensor, kwargs: Mapping[str, object]) -> Any:
-    """The number of tokens that count, for ids or their embeddings; the number of samples for other data."""
-    if x.dim() == (3 if x.is_floating_point() else 2):
-        mask = kwargs.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.shape == x.shape[:2] and not mask.is_floating_point():
-            return (mask != 0).sum()
-        return x.shape[0] * x.shape[1]
-    return x.shape[0]
-
-
-def _logits(output: object) -> Tensor | None:
-    """The output that may be logits: the one of that name, else the first with rows."""
-    if isinstance(output, Mapping):
-        named = output.get("logits")
-        return named if isinstance(named, Tensor) and named.dim() > 1 else None
-    values = output if isinstance(output, (tuple, list)) else (output,)
-    return next(
-        (each for each in values if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 1), None
     )
 
 
