@@ -1,5 +1,14 @@
 """The measuring engine: what a model's norms, blocks and attention do, seen from hooks, in a text or in a training.
 
+`hooks.Hooks` is hooked into every norm, every block and every module that calls norms or attention as functions, and
+tells a listener. The listener of an inspection and that of a watch derive from `instruments.Counts`: each row of what
+enters and leaves a norm or a block is one sample, and is counted by `row_counters.RowCounter` into tables on the
+device, with the C++ kernel where there is one; padding that the mask tells is left out. Queries and keys come in as
+arguments of the attention call, and 16 rows of exact logits a batch element are counted. `sampling.Probe` is that for a
+text, with 64 rows a norm looked at beside; `instruments.Instruments` is that for the steps of a training, where the
+gradients of what leaves a block come in on their way back. `layout.MeasuredStep` reads the tables of either as facts,
+and `rules.Facts` are made of them in one place, `inspection.result.facts_of`.
+
 facts.py, training.py  what is measured, as frozen values
 running.py         runs a model on batches in evaluation mode
 texts.py           windows of a text, or token ids at random, for a model from a folder
