@@ -41,7 +41,7 @@ QUICK = ("--max-tokens", "64")
 @pytest.fixture(autouse=True)
 def _pages_without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """To draw them takes half a second; `test_demonstration.py` writes whole pages."""
-    monkeypatch.setattr("normkit.inspection.report.page.drawings", lambda _inspection: ())
+    monkeypatch.setattr("normkit.inspection.figures.drawings", lambda _inspection: ())
 
 
 def change(folder: Path, name: str, index: int, value: float) -> None:
