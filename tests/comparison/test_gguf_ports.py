@@ -28,8 +28,8 @@ from gguf_ports import (
 from normkit.comparison.comparing import compare
 from normkit.comparison.gguf_file import read_gguf
 from normkit.comparison.metadata import compare_metadata
+from normkit.comparison.report import values_facts
 from normkit.comparison.values import Values, compare_values
-from normkit.comparison.values_report import describe_values
 from normkit.comparison.weights import weights_of
 from normkit.errors import ModelError
 from tiny_models import tiny
@@ -131,7 +131,7 @@ def test_tensors_that_nothing_here_reads_are_said_and_no_fault(tmp_path):
     assert values.is_right is True
     assert (values.missing, values.others.missing) == ((), ())
     assert values.elsewhere == dict.fromkeys(extra, "not read: its encoding 139 is not known")
-    assert [fact.label for fact in describe_values(values).facts if "encoding" in fact.value] == ["not read"]
+    assert [fact.label for fact in values_facts(values) if "encoding" in fact.value] == ["not read"]
 
 
 @pytest.mark.parametrize("is_port", [True, False])
@@ -178,7 +178,7 @@ def test_damage_to_a_port_is_one_line_or_an_answer(tmp_path, seed):
             port = read_gguf(file)
             values = compare_values(port, folder)
             json.dumps(values.to_json(), allow_nan=False)
-            assert describe_values(values).facts
+            assert values_facts(values)
             compare_metadata(port, folder, [(each.path, each.reference_path) for each in values.tensors])
             outcomes.add(values.is_right)
         except ModelError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 import screens
 from normkit import specs
@@ -13,10 +15,13 @@ from normkit.comparison.effects import Effect, Observed
 from normkit.comparison.pairing import Change, changes
 from normkit.comparison.report import describe_comparison, difference
 from normkit.comparison.rows import Birth, Rows
+from normkit.comparison.values import compare_values
+from normkit.comparison.weights import weights_of
 from normkit.identification.book import Entry
 from normkit.identification.passport import Passport, Reading, value_of
 from normkit.show.terminal import section
 from normkit.spec import NormSpec
+from planted_gains import gains
 
 PORT = specs.LLAMA.replace(eps=1e-5)
 
@@ -236,3 +241,30 @@ def test_another_reading_is_told_as_it_is() -> None:
     found = difference(Change(reading="training", given=training[0], expected=training[1]))
     assert found == "in training output random instead of output as in eval"
     assert difference(Change(reading="features", given=16, expected=8)) == "features 16 instead of 8"
+
+
+# Stored gains and biases.
+
+
+def stored(port: dict[str, Tensor]) -> str:
+    reference = replace(weights_of(gains(), name="folder"), runtime="transformers", architecture="gemma2")
+    values = compare_values(replace(weights_of(port, name="port"), runtime="llama.cpp"), reference)
+    lacking = dict.fromkeys(("conventions", "rows"), "not run")
+    found = comparison(values=values, conventions=Conventions(), rows=Rows(), not_looked_at=lacking)
+    return screens.shown(describe_comparison(found), 200)
+
+
+def test_gains_of_a_right_port_are_one_line() -> None:
+    text = stored({name: value.float() + 1 for name, value in gains().items()})
+    assert "+ the same  All 7 gains that are stored are right (reference + 1, as llama.cpp stores it)." in text
+    assert "all 7 gains  reference + 1; as llama.cpp stores it" in text
+
+
+def test_what_is_wrong_of_gains_comes_first_and_says_what_it_does() -> None:
+    port = {name: value.float() + 1 + (name.endswith("mlp_norm.weight")) for name, value in gains().items()}
+    del port["model.norm.weight"]
+    text = stored({**port, "evil\x1b[31m_norm.weight": gains()["model.norm.weight"][:5]})
+    assert "\x1b[31m" not in text
+    assert "reference + 2; doubled: llama.cpp adds nothing to it and computes gains + 1" in text
+    facts = text[text.index("looked at") :]
+    assert facts.index("missing") < facts.index("mlp_norm") < facts.index("as llama.cpp stores it")

@@ -116,7 +116,7 @@ def _of_values(found: Values) -> Iterator[Cause]:
         kept = {each.reference_path for each in found.tensors}
         yield Cause(
             level="values" if any(name.rpartition(".")[0] in kept for name in found.missing) else "wiring",
-            sentence=f"{_listed(found.missing)} of the reference {are} missing.",
+            sentence=f"{listed(found.missing)} of the reference {are} missing.",
             remedy="convert the named tensors, too",
             places=tuple(name.rpartition(".")[0] for name in found.missing),
         )
@@ -159,7 +159,7 @@ def _only_in_port(comparison: Comparison, found: Values) -> Iterator[Cause]:
         are = "is" if len(names) == 1 else "are"
         yield Cause(
             level="wiring" if what == "norm" else "values",
-            sentence=f"{_listed(names)} {are} only in the port: the reference has no such {what}{use}.",
+            sentence=f"{listed(names)} {are} only in the port: the reference has no such {what}{use}.",
             remedy="find out whose it is: the reference may be of another model"
             if is_used
             else "remove it, or load the port with the class that it belongs to",
@@ -272,7 +272,7 @@ def _of_conventions(comparison: Comparison) -> Iterator[Cause]:
         paths = [path for path in paths if not any(f".{name}".find(f".{path}.") >= 0 for name in stored)]
         if paths:
             are = "is" if len(paths) == 1 else "are"
-            yield Cause(level="wiring", sentence=f"{_listed(paths)} {are} {where}.", remedy="", places=tuple(paths))
+            yield Cause(level="wiring", sentence=f"{listed(paths)} {are} {where}.", remedy="", places=tuple(paths))
 
 
 def _of_strange(comparison: Comparison) -> Iterator[Cause]:
@@ -289,7 +289,7 @@ def _of_strange(comparison: Comparison) -> Iterator[Cause]:
     for (owner, reason), paths in alike.items():
         does = "do" if len(paths) > 1 else "does"
         strange = "no norm of the space of conventions" if owner == "reference" else "which is none of the conventions"
-        which = _listed(paths)
+        which = listed(paths)
         yield Cause(
             level="conventions",
             sentence=f"{which} {does} not compute what the reference's {does}: {strange} ({reason}).",
@@ -298,8 +298,8 @@ def _of_strange(comparison: Comparison) -> Iterator[Cause]:
         )
 
 
-def _listed(names: Sequence[str]) -> str:
-    """The only name, or a pattern that all share, else the first names."""
+def listed(names: Sequence[str]) -> str:
+    """The only name, or the number of all and the pattern that they share, else the first names."""
     if len(names) == 1:
         return names[0]
     shapes = {*map(pattern, names)}

@@ -12,7 +12,18 @@ from torch import Tensor
 from normkit import demo
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
-from normkit.comparison.contrasts import Contrast, across_dtypes, contrast, unmatched, with_counterparts, with_swaps
+from normkit.comparison.contrasts import (
+    Contrast,
+    Survey,
+    across_dtypes,
+    contrast,
+    run_model,
+    survey_book,
+    survey_model,
+    unmatched,
+    with_counterparts,
+    with_swaps,
+)
 from normkit.comparison.differences import Comparison, Conventions, Level, Pair
 from normkit.comparison.effects import Formula
 from normkit.comparison.metadata import compare_metadata
@@ -21,7 +32,6 @@ from normkit.comparison.pairing import match
 from normkit.comparison.recording import Recording
 from normkit.comparison.rows import Rows, compare_rows
 from normkit.comparison.sides import Side, open_side
-from normkit.comparison.surveying import Survey, run_model, survey_book, survey_model
 from normkit.comparison.values import Values, compare_values
 from normkit.errors import InputError, ModelError, NormkitError
 from normkit.identification.sites import matches

@@ -1,16 +1,50 @@
-"""The tensors of two models that are not of norms: which are missing, of another shape, or other matrices."""
+"""The tensors of two models that are not of norms: which are missing, of another shape, or other matrices.
+
+Of matrices a few rows are read. Rows of a right port correlate with the reference's: by 0.8 or more where they were
+quantized to two bits. Unrelated ones correlate by about `1 / sqrt(numbers)`. Between the two nothing is claimed. Some
+converters store rows in another order, so a matrix is called unrelated only if the sums of its rows and those of its
+columns are unrelated too.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from normkit.comparison.matrices import Finding, compare_matrices
-from normkit.comparison.parameter_pairs import pair_paths
+import torch
+from torch import Tensor
+
+from normkit.checkpoint.plan import FLOATS
+from normkit.comparison.folded_gains import CHUNK
+from normkit.comparison.parameter_pairs import numbers_of, pair_paths
+from normkit.comparison.quantized import MlxSource, has_other_scales
+from normkit.comparison.runtimes import reorders
 from normkit.comparison.weights import Weights
-from normkit.text import counted
+from normkit.errors import ModelError
+from normkit.text import counted, shortened
+
+Finding = Literal[
+    "transposed", "not transposed", "rows in rotary order", "unrelated", "scales of other groups", "other values"
+]
+
+_EITHER_WAY = ("ONNX",)
+"""Runtimes whose graphs multiply by a matrix or by its transpose, so that neither is wrong."""
+
+RELATED = 0.5
+"""The least correlation of rows that belong together."""
+
+LEAST = 256
+"""The fewest numbers of a matrix that is looked at."""
+
+BUDGET = 2**28
+"""The most numbers of matrices that are read whole, to see whether their rows stand in another order."""
+
+_NUMBERS, _ROWS, _SIDE = 4096, 8, 32
+"""The numbers and the most rows of each of the two blocks that are read first, and the rows of those of a square matrix
+that may be transposed."""
 
 _COUNTER = re.compile(r"onnx::\w+_\d+$|(?:^|/)(?:const|constant|initializer|tensor|val|arg|t|_v|)_?\d+$", re.IGNORECASE)
 """Names that torch.onnx and onnx's optimizers give: onnx::MatMul_920, /const_12, val_3, 417."""
@@ -94,3 +128,146 @@ def _known(name: str, table: Mapping[str, Sequence[str]], others: Collection[str
     """The name that the other side has, of those that the runtime's table gives; the likeliest if it has none."""
     known = table.get(name, ())
     return next((each for each in (name, *known) if each in others), known[0] if known else name)
+
+
+def compare_matrices(
+    port: Weights, reference: Weights, pairs: Sequence[tuple[str, str]], progress: Callable[[str, int, int], None]
+) -> tuple[dict[str, Finding], tuple[str, ...]]:
+    """What is wrong with matrices that are paired and have one shape.
+
+    Args:
+        port: The parameters of the port.
+        reference: Those of the reference.
+        pairs: Names of tensors, in the port and in the reference.
+        progress: Called with a stage's name, the steps done and the steps in all.
+
+    Returns:
+        Name in the port -> what was found, for matrices that are not the reference's; and why some were not looked at.
+    """
+    shapes = [(port.source.tensors[one].shape, reference.source.tensors[two].shape) for one, two in pairs]
+    is_transposed = _are_transposed(pairs, shapes)
+    may_be_either = port.runtime in _EITHER_WAY or reference.runtime in _EITHER_WAY
+    budget, found, failed = BUDGET, dict[str, Finding](), list[str]()
+    for done, ((name, other), (shape, shape_there)) in enumerate(zip(pairs, shapes, strict=True)):
+        progress("matrices", done, len(pairs))
+        dtypes = {port.source.tensors[name].dtype, reference.source.tensors[other].dtype}
+        size = math.prod(shape)
+        if len(shape) == 2 and not _is_square(shape) and numbers_of(name) and not may_be_either:
+            if shape == shape_there[::-1] and not is_transposed:
+                found[name] = "transposed"
+            elif shape == shape_there and is_transposed:
+                found[name] = "not transposed"
+        if name in found or shape != shape_there or len(shape) != 2 or size < LEAST or not dtypes <= {*FLOATS}:
+            continue
+        both = (port, name), (reference, other)
+        try:
+            few = min(_ROWS, max(1, _NUMBERS // shape[1]))
+            rows, rows_there = (_rows(*each, few) for each in both)
+            group = port.source.group(name) if isinstance(port.source, MlxSource) else 0
+            if group and has_other_scales(rows, rows_there, group):
+                found[name] = "scales of other groups"
+                continue
+            plain, count = _correlation(rows, rows_there)
+            if plain is None or (plain >= RELATED and not is_transposed):
+                continue
+            turned, count_turned = _turned(*(_rows(*each, _SIDE) for each in both)) if _is_square(shape) else (None, 1)
+            if may_be_either and max(plain, turned or 0.0) >= RELATED:
+                continue
+            if plain >= RELATED:
+                # A symmetric matrix is its own transpose, and what stands in no layer may be a table of embeddings.
+                if numbers_of(name) and turned is not None and turned < RELATED:
+                    found[name] = "not transposed"
+            elif turned is not None and turned >= RELATED:
+                if not is_transposed:
+                    found[name] = "transposed"
+            elif reorders(port, other) or reorders(reference, name):
+                continue
+            elif port.runtime == reference.runtime == "transformers" and _are_in_rotary_order(*both):
+                found[name] = "rows in rotary order"
+            elif abs(plain) > _chance(count) or abs(turned or 0.0) > _chance(count_turned) or size > budget:
+                found[name] = "other values"
+            else:
+                budget -= size
+                if not _are_reordered(*(_sums(*each) for each in both)):
+                    found[name] = "unrelated"
+        except ModelError as error:
+            failed.append(f"{name} ({error})")
+    return found, (f"not looked at: {shortened(failed, 1)}",) if failed else ()
+
+
+def _are_transposed(
+    pairs: Sequence[tuple[str, str]], shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> bool:
+    """Whether the port stores the matrices of its layers the other way round, as those that are not square show."""
+    votes = [
+        (shape == shape_there) - (shape == shape_there[::-1])
+        for (name, _), (shape, shape_there) in zip(pairs, shapes, strict=True)
+        if len(shape) == len(shape_there) == 2 and shape[0] != shape[1] and numbers_of(name)
+    ]
+    return sum(votes) < 0
+
+
+def _is_square(shape: tuple[int, ...]) -> bool:
+    return shape[0] == shape[1]
+
+
+def _rows(weights: Weights, name: str, count: int) -> Tensor:
+    """A block of rows from the beginning of a matrix and one from its middle, in float64."""
+    rows = weights.source.tensors[name].matrix[0]
+    middle = max(count, rows // 2)
+    blocks = [(0, min(count, rows)), (middle, min(middle + count, rows))]
+    return torch.cat([weights.source.rows(name, *block) for block in blocks if block[0] < block[1]]).to(torch.float64)
+
+
+def _turned(port: Tensor, reference: Tensor) -> tuple[float | None, int]:
+    """The correlation of a square matrix with the other's transpose, where the rows at hand and their columns meet."""
+    rows, size = port.shape
+    count = rows // 2 if rows < size else rows
+    middle = max(count, size // 2)
+    at = [*range(count), *range(middle, middle + rows - count)]
+    return _correlation(port[:, at], reference[:, at].T)
+
+
+def _correlation(one: Tensor, other: Tensor) -> tuple[float | None, int]:
+    """Pearson's correlation of two blocks, and of how many numbers; None where one is constant or not finite."""
+    one, other = one - one.mean(), other - other.mean()
+    size = float(one.norm() * other.norm())
+    found = float((one * other).sum()) / size if size > 0 and math.isfinite(size) else None
+    return found, one.numel()
+
+
+def _chance(count: int) -> float:
+    """The correlation that unrelated numbers may show: five standard deviations."""
+    return max(0.1, 5 / math.sqrt(count))
+
+
+def _sums(weights: Weights, name: str) -> tuple[Tensor, Tensor]:
+    """The sums of the rows and of the columns of a matrix; a few rows are held at once."""
+    rows, columns = weights.source.tensors[name].matrix
+    step, of_rows, of_columns = max(1, CHUNK // columns), [], torch.zeros(columns, dtype=torch.float64)
+    for start in range(0, rows, step):
+        chunk = weights.source.rows(name, start, min(rows, start + step)).to(torch.float64)
+        of_rows.append(chunk.sum(1))
+        of_columns += chunk.sum(0)
+    return torch.cat(of_rows), of_columns
+
+
+def _are_in_rotary_order(one: tuple[Weights, str], other: tuple[Weights, str]) -> bool:
+    """Whether the first head's rows are the reference's, its two halves interleaved or its pairs parted."""
+    rows, there = (
+        weights.source.rows(name, 0, min(256, weights.source.tensors[name].matrix[0])).to(torch.float64)
+        for weights, name in (one, other)
+    )
+    for width in (256, 192, 128, 96, 80, 64, 32, 16):
+        if width > len(rows):
+            continue
+        for sizes in ((2, width // 2), (width // 2, 2)):
+            turned = there[:width].reshape(*sizes, -1).transpose(0, 1).reshape(width, -1)
+            if (_correlation(rows[:width], turned)[0] or 0.0) >= RELATED:
+                return True
+    return False
+
+
+def _are_reordered(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
+    """Whether rows in another order explain a difference, as the columns then have the same sums, or columns do."""
+    return any((_correlation(*sums)[0] or 0.0) >= RELATED for sums in zip(one, other, strict=True))

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from normkit.comparison.causes import difference
+from normkit.comparison.causes import difference, listed
 from normkit.comparison.differences import Comparison, Level, Pair
 from normkit.comparison.metadata import metadata_facts
-from normkit.comparison.rows_report import beginnings, growth
-from normkit.comparison.values_report import describe_values
+from normkit.comparison.rows import Birth, Rows
+from normkit.comparison.values import Values
 from normkit.show.grouping import merged
-from normkit.show.parts import Column, Fact, Section, Table, Verdict, printable
+from normkit.show.parts import Column, Fact, Section, Table, Tone, Verdict, printable
 from normkit.text import counted, shortened, significant
 
 _CASTS = ("casts", "output dtype", "offset dtype")
 _LEVELS: tuple[Level, ...] = ("metadata", "values", "conventions", "rows")
 _MOST_CAUSES = 3
+_TONES: dict[bool | None, Tone] = {False: "error", None: "note", True: "good"}
 
 
 def describe_comparison(found: Comparison) -> Section:
@@ -34,7 +35,7 @@ def describe_comparison(found: Comparison) -> Section:
             title=f"{found.port} compared with {found.reference}",
             source=f"run on: {found.source}" if found.source else "",
             verdict=_verdict(found),
-            notes=(*_more_causes(found), *_beginnings(found)),
+            notes=(*_more_causes(found), *(() if "rows" in found.not_looked_at else _beginnings(found.rows))),
             sections=tuple(parts),
             facts=_facts(found),
         )
@@ -52,9 +53,48 @@ def _stored(found: Comparison) -> tuple[Fact, ...]:
     if found.values is not None:
         # A recording holds no other tensors.
         is_recorded = "recording" in found.forms
-        facts += [
-            each for each in describe_values(found.values).facts if not (is_recorded and each.label == "other tensors")
+        facts += [each for each in values_facts(found.values) if not (is_recorded and each.label == "other tensors")]
+    return tuple(facts)
+
+
+def values_facts(found: Values) -> tuple[Fact, ...]:
+    """The stored gains and biases against the reference's, group by group, and the other tensors."""
+    facts = [
+        Fact(group.title, f"{group.words}; {group.verdict}" if group.verdict else group.words, _TONES[group.is_right])
+        for group in found.groups
+    ]
+    for told in dict.fromkeys(each.words for each in found.running):
+        paths = [each.path for each in found.running if each.words == told]
+        facts.append(Fact("running statistics", f"{shortened(paths, 2)}: {told}", _TONES[told == "equal"]))
+    if found.missing:
+        facts.insert(0, Fact("missing", listed(found.missing), "error"))
+    if found.extra:
+        facts.insert(0, Fact("only in the port", listed(found.extra), "error"))
+    for where in dict.fromkeys(found.elsewhere.values()):
+        names = [name for name, place in found.elsewhere.items() if place == where]
+        label, said = ("not read", where[10:]) if where.startswith("not read: ") else ("elsewhere", where)
+        facts.append(Fact(label, f"{counted(len(names), 'tensor')} ({shortened(names, 2)}): {said}"))
+    pairing = {each.paired_by for each in found.tensors} - {"name"}
+    if "order" in pairing:
+        by_order = sum(each.paired_by == "order" for each in found.tensors)
+        facts.append(Fact("paired", f"{by_order} of {len(found.tensors)} by their order alone", "note"))
+    others = found.others
+    for what in dict.fromkeys(others.matrices.values()):
+        names = [name for name, each in others.matrices.items() if each == what]
+        tone: Tone = "note" if what == "other values" else "error"
+        facts.append(Fact("matrices", f"{shortened(names, 2)}: {what}", tone))
+    facts += [Fact("matrices", note, "note") for note in others.notes]
+    if others.missing or others.extra or others.reshaped:
+        words = [
+            f"{len(names)} {what} ({shortened(names, 2)})"
+            for names, what in (
+                (others.missing, "missing"),
+                (others.extra, "only in the port"),
+                ([*others.reshaped], "of another shape"),
+            )
+            if names
         ]
+        facts.append(Fact("other tensors", f"{others.paired} paired by name, {', '.join(words)}"))
     return tuple(facts)
 
 
@@ -98,12 +138,16 @@ def _all_of(found: Comparison) -> str:
     return f"all {' and '.join(words)} that are stored"
 
 
-def _beginnings(found: Comparison) -> tuple[str, ...]:
-    """Where the first difference of the rows is; the causes are told before."""
-    if "rows" in found.not_looked_at:
-        return ()
-    goes_on = growth(found.rows)
-    return (*beginnings(found.rows), *([goes_on] if goes_on else []))
+def _beginnings(found: Rows) -> tuple[str, ...]:
+    """Where the first difference of the rows is, and how it goes on; the causes are told before."""
+    if found.birth is not None:
+        goes_on = _growth(found, found.birth)
+        return (f"The first difference appears {_place(found.birth)}.", *([goes_on] if goes_on else []))
+    if found.first_bits is not None:
+        largest = f"at most by {significant(found.largest)}. It begins {_place(found.first_bits)}."
+        verdict = found.verdict or "no more different than rounding explains"
+        return (f"Side by side they are {verdict}, {largest}",)
+    return (f"Side by side they agree to the bit at {counted(found.compared, 'norm')} and in their output.",)
 
 
 def _more_causes(found: Comparison) -> tuple[str, ...]:
@@ -230,3 +274,34 @@ def _parameter_facts(found: Comparison, role: str) -> list[Fact]:
         Fact(role, f"differs{by} at {counted(len(changes), 'norm')}: {at}"),
         *(Fact("", f"swapped between {both}") for both in sorted(" and ".join(sorted(paths)) for paths in swapped)),
     ]
+
+
+def _growth(found: Rows, birth: Birth) -> str:
+    """How the first difference goes on to the outputs, in one sentence; "" if there is no place after it."""
+    steps = [step for step in found.steps if step.where != "at"]
+    first = next((place for place, step in enumerate(steps) if step.path == birth.path), None)
+    if first is None or first + 1 >= len(steps):
+        return ""
+    later = steps[first + 1 :]
+    between = max(later[:-1], key=lambda step: step.median, default=None)
+    parts = [f"by up to {significant(between.median)} at {between.path}"] if between is not None else []
+    where = "in the output" if later[-1].path is None else f"at {later[-1].path}"
+    parts.append(f"by {significant(later[-1].median)} {where}")
+    own = f", {significant(later[-1].units)} times as much as the reference from itself" if later[-1].units else ""
+    agree = " The outputs agree within rounding." if found.outputs_agree else ""
+    return f"After it the median row differs {', '.join(parts)}{own}.{agree}"
+
+
+def _place(birth: Birth) -> str:
+    agreed = "agrees to the bit" if birth.agreed == 0 else f"agrees to {significant(birth.agreed)}"
+    differs = f"differs by {significant(birth.differs)} in the worst row"
+    if birth.where == "at":
+        return f"at {birth.path}: its input {agreed}, its output {differs}"
+    if birth.where == "after":
+        since = f"after {birth.since}, the last norm: what leaves it {agreed}" if birth.since else "where no norm is"
+        return f"{since}, the model's output {differs}"
+    if birth.since is None:
+        return f"before the first norm: the input of {birth.path} {differs}"
+    block = {"attention": "in attention", "MLP": "in the MLP", "residual sum": "in the sum with the residual"}
+    where = block.get(birth.block, "between two norms")
+    return f"{where}: what leaves {birth.since} {agreed}, what enters {birth.path} {differs}"

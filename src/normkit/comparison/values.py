@@ -12,16 +12,13 @@ from torch import Tensor
 
 from normkit.comparison.folded_gains import folding, holds_bias, readers_of
 from normkit.comparison.gguf_file import with_reference_names
-from normkit.comparison.layer_order import with_layer_order
-from normkit.comparison.origins import origins
 from normkit.comparison.other_tensors import OtherTensors, compare_others
-from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms
+from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms, renamed
 from normkit.comparison.parameters import NormTensors, norm_tensors
 from normkit.comparison.relations import Kind, Relation, relation
-from normkit.comparison.renamed_norms import renamed
 from normkit.comparison.running_statistics import RunningStatistics, compare_running
 from normkit.comparison.runtimes import Convention, convention, elsewhere, judged
-from normkit.comparison.value_groups import Role, TensorValue, ValueGroup, grouped
+from normkit.comparison.value_groups import Role, TensorValue, ValueGroup, grouped, origins, with_layer_order
 from normkit.comparison.weights import Weights
 from normkit.text import shortened
 

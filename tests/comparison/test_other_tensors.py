@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normkit.comparison import matrices
+from normkit.comparison import other_tensors
 from normkit.comparison.causes import causes_of
 from normkit.comparison.differences import Comparison
 from normkit.comparison.rows import Rows
@@ -126,7 +126,7 @@ def test_what_is_neither_is_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     values = compared(port, reference)
     assert values.others.matrices == {OUT: "other values"}
     assert told(values) == []
-    monkeypatch.setattr(matrices, "BUDGET", 64 * 64)
+    monkeypatch.setattr(other_tensors, "BUDGET", 64 * 64)
     drawn = {name: torch.randn_like(each) if "o_proj" in name else each for name, each in reference.items()}
     found = compared(drawn, reference).others.matrices
     assert [*found.values()] == ["unrelated", "other values", "other values"]
