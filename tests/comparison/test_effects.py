@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit import specs
-from normkit.comparison.effects import Formula, common_span, distances, observed, sampled
+from normkit.comparison.effects import Formula, distances, observed
 from normkit.identification.passport import Passport
-from normkit.measurement.sampling import RowPicker
 from normkit.spec import NormSpec
 
 
@@ -70,7 +69,7 @@ def test_a_gain_with_an_entry_for_each_head_keeps_the_heads() -> None:
     heads, x = torch.rand(2, 4) + 0.5, torch.randn(3, 5, 2, 4)
     spec = specs.LLAMA.replace(eps=0.0)
     one, other = formula(spec, heads), formula(spec, 2 * heads)
-    assert common_span(one, other) == 2
+    assert one.span == other.span == 2
     seen = observed(other, one, x.flatten(0, 1))
     assert seen is not None
     assert seen.rows == 15
@@ -81,31 +80,12 @@ def test_channels_and_whole_samples_are_compared_whole() -> None:
     x = torch.randn(6, 8, 5, 5)
     groups = LAYER.replace(axes="all_but_batch", groups=2)
     one, other = formula(groups, torch.ones(8), torch.zeros(8)), formula(groups.replace(groups=4))
-    assert common_span(one, other) is common_span(formula(LAYER.replace(axes=(1,))), one) is None
+    assert one.span is other.span is formula(LAYER.replace(axes=(1,))).span is None
     seen = observed(one, other, x)
     assert seen is not None
     assert seen.rows == 6
     # 4 groups have other means and deviations than 2.
     assert seen.effects[0].worst > 0.01
-
-
-def test_padding_is_left_out_and_at_most_64_rows_are_kept() -> None:
-    x = torch.randn(2, 100, 8)
-    x[:, 50:] = torch.nan
-    mask = torch.arange(100).expand(2, -1) < 50
-    rows = sampled(x, 1, RowPicker(0, mask))
-    assert rows is not None
-    assert rows.shape == (64, 8)
-    assert rows.isfinite().all()
-
-
-def test_what_is_sampled_is_a_copy() -> None:
-    x = torch.zeros(2, 3)
-    for span in (1, None):
-        rows = sampled(x, span, RowPicker(0, None))
-        assert rows is not None
-        rows += 1
-    assert not x.any()
 
 
 def test_distances_of_rows_that_are_zero_or_not_finite() -> None:

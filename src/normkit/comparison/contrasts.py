@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.comparison.differences import Owner, Pair, ParameterChange, Unmatched
-from normkit.comparison.effects import Formula, common_span, observed
+from normkit.comparison.effects import Formula, observed
 from normkit.comparison.pairing import Change, Match, changes, digests, undecided
 from normkit.comparison.recording import Recording
 from normkit.comparison.torch_recorder import recorded
@@ -107,7 +107,8 @@ class Contrast:
     def span(self) -> int | None:
         """Trailing axes of a row that both formulas take; None if one of them takes whole samples."""
         assert self.formulas is not None
-        return common_span(*self.formulas)
+        spans = [each.span for each in self.formulas if each.span is not None]
+        return max(spans) if len(spans) == 2 else None
 
     @property
     def has_effect(self) -> bool:

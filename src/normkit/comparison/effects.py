@@ -10,12 +10,8 @@ from torch import Tensor
 from normkit import reference
 from normkit.conventions.gain import Gain
 from normkit.identification.passport import Passport
-from normkit.measurement.sampling import RowPicker, evenly
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
-
-# An image can only be normalized as a whole sample; a few samples are many rows.
-_IMAGES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,30 +79,6 @@ class Formula:
         if (trailing := self.spec.rows.num_trailing) is None:
             return None
         return max(trailing, *(0 if each is None else each.dim() for each in (self.weight, self.bias)))
-
-
-def common_span(formula: Formula, other: Formula) -> int | None:
-    """Number of trailing axes that make a row of both; None if one of the formulas needs a whole sample."""
-    spans = formula.span, other.span
-    return None if spans[0] is None or spans[1] is None else max(spans[0], spans[1])
-
-
-def sampled(x: Tensor, span: int | None, picker: RowPicker) -> Tensor:
-    """Copies of parts of x that can each be normalized on their own, spread evenly; on the CPU.
-
-    Args:
-        x: Input or output of a norm.
-        span: Trailing axes of a part; None takes whole samples.
-        picker: Picks the rows of the batch.
-
-    Returns:
-        Shape (parts, ...), in float32 or wider.
-    """
-    if span is None:
-        images = x.detach()[evenly(len(x), _IMAGES).to(x.device)].cpu()
-        return images if images.dtype == torch.float64 else images.float()
-    rows = picker.rows(x, NormSpec(axes=tuple(range(-span, 0))))
-    return rows.reshape(-1, *x.shape[x.dim() - span :])
 
 
 def distances(y: Tensor, expected: Tensor) -> Tensor:

@@ -179,7 +179,9 @@ def _holds(port: Weights, reference: Weights, ours: str, theirs: str, axis: int,
             other = reference.source.rows(theirs, start, stop).to(wide)
             yield start, one, other * (factor if is_last else factor[start:stop, None])
 
-    if all(_is_rounded(one, other, info.dtype) for _, one, other in chunks()):
+    # To one unit: rounded once, or twice on the way. Below the smallest normal number the unit is fixed.
+    eps, least = (limits := torch.finfo(TORCH[info.dtype])).eps, limits.smallest_normal
+    if all(bool(((one - other).abs() <= eps * other.abs().clamp_min(least)).all()) for _, one, other in chunks()):
         return "every number"
     squares, squares_there = torch.zeros_like(factor), torch.zeros_like(factor)
     for start, *both in chunks():
@@ -191,10 +193,3 @@ def _holds(port: Weights, reference: Weights, ours: str, theirs: str, axis: int,
     norms, norms_there = squares.sqrt(), squares_there.sqrt()
     floor = 1e-6 * norms_there.max()
     return "columns" if bool(((norms - norms_there).abs() <= NEAR * norms_there + floor).all()) else ""
-
-
-def _is_rounded(one: Tensor, other: Tensor, dtype: str) -> bool:
-    """Whether each number is the other's to within one unit of its dtype: rounded once, or twice on the way."""
-    limits = torch.finfo(TORCH[dtype])
-    # Below the smallest normal number the unit is fixed.
-    return bool(((one - other).abs() <= limits.eps * other.abs().clamp_min(limits.smallest_normal)).all())

@@ -78,7 +78,11 @@ def causes_at(
             return
     for other in places:
         gain = formulas.get(other.reference)
-        if other is place or gain is None or not _has_other_gain(gain, formula):
+        if other is place or gain is None or (gain.bias is None) != (formula.bias is None):
+            continue
+        if gain.weight is None or formula.weight is None or gain.weight.shape != formula.weight.shape:
+            continue
+        if torch.equal(gain.weight, formula.weight):
             continue
         if fits(replace(formula, weight=gain.weight, bias=gain.bias)):
             there, own = other.port_rows, replace(gain, weight=formula.weight, bias=formula.bias)
@@ -234,11 +238,3 @@ def _difference(given: NormSpec, expected: NormSpec, readings: Sequence[str] = t
             label = {"gain": "", "casts": "", "offset dtype": "offset "}.get(reading, f"{reading} ")
             parts.append(f"{label}{told[0]} instead of {told[1]}")
     return "; ".join(parts)
-
-
-def _has_other_gain(formula: Formula, other: Formula) -> bool:
-    if formula.weight is None or other.weight is None or formula.weight.shape != other.weight.shape:
-        return False
-    if (formula.bias is None) != (other.bias is None):
-        return False
-    return not torch.equal(formula.weight, other.weight)

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -72,17 +72,6 @@ class OtherTensors:
     def are_wrong(self) -> bool:
         """Whether a matrix is not the reference's: transposed or unrelated. Of other values that is not claimed."""
         return any(each != "other values" for each in self.matrices.values())
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "paired": self.paired,
-            "missing": [*self.missing],
-            "extra": [*self.extra],
-            "reshaped": {name: [[*one], [*other]] for name, (one, other) in self.reshaped.items()},
-            "matrices": {**self.matrices},
-            "notes": [*self.notes],
-        }
 
 
 def compare_others(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,6 @@ class OwnRounding:
         by_batch = self.batch.get(key, (0.0, 0.0))
         median, worst = (max(one, other, rounding(dtype)) for one, other in zip(by_batch, by_precision, strict=True))
         return median, worst
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary."""
-        return asdict(self)
 
 
 def own_rounding(model: nn.Module, batch: Any, base: Recording | None = None, *, tokens: int = 512) -> OwnRounding:

@@ -138,8 +138,9 @@ class Recording:
                     tensors[f"{name}.{key}"] = part.flatten(1) if key in _ROWS else part
         tensors |= {key: part for key in _OF_THE_MODEL if (part := getattr(self, key)) is not None}
         tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
-        texts = {"runtime": self.runtime, "tokens": _json(self.tokens), "order": _json(self.order)}
-        metadata = {**_FORMAT, **{key: text for key, text in texts.items() if text}}
+        lists = {"tokens": self.tokens, "order": self.order}
+        metadata = {**_FORMAT, **({"runtime": self.runtime} if self.runtime else {})}
+        metadata |= {key: json.dumps(each, separators=(",", ":")) for key, each in lists.items() if each}
         # safetensors itself writes metadata in another order each time.
         header = header_bytes(
             {key: TensorInfo(NAME[part.dtype], tuple(part.shape)) for key, part in tensors.items()}, metadata
@@ -173,8 +174,12 @@ def opened(path: str | Path) -> Recording | None:
     if not all(isinstance(row, list) and all(isinstance(each, int) for each in row) for row in ids):
         raise InputError(f"{path}: the metadata's tokens must be a JSON list of lists of token ids")
     tensors = load_file(path)
-    # safetensors sorts by name.
-    paths = dict.fromkeys([*(name for name in order if name in norms), *sorted(norms, key=_natural)])
+
+    # safetensors sorts by name, where layer 10 comes before layer 9.
+    def by_number(name: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+    paths = dict.fromkeys([*(name for name in order if name in norms), *sorted(norms, key=by_number)])
     keys = (*_ROWS, *_PARAMETERS)
     return Recording(
         norms={name: RecordedNorm(**{key: tensors.get(f"{name}.{key}") for key in keys}) for name in paths},
@@ -213,12 +218,3 @@ def _read(path: Path, texts: Mapping[str, str], key: str) -> list[Any]:
     if not isinstance(found, list):
         raise InputError(f"{path}: the metadata's {key} must be a JSON list")
     return found
-
-
-def _json(value: tuple[object, ...]) -> str:
-    return json.dumps(value, separators=(",", ":")) if value else ""
-
-
-def _natural(path: str) -> list[tuple[int, str]]:
-    """Key by which layer 10 comes after layer 9."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]

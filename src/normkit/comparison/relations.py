@@ -98,22 +98,8 @@ class Relation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "kind": self.kind,
-            "words": self.words,
-            "constant": self.constant,
-            "rounding": self.rounding,
-            "step": self.step,
-            "is_rounded_once": self.is_rounded_once,
-            "is_reference_rounded": self.is_reference_rounded,
-            "order": self.order,
-            "other": self.other,
-            "place": self.place,
-            "distance": finite(self.distance),
-            "differing": self.differing,
-            "candidates": [each.to_json() for each in self.candidates],
-            "reason": self.reason,
-        }
+        candidates = [each.to_json() for each in self.candidates]
+        return {**vars(self), "words": self.words, "distance": finite(self.distance), "candidates": candidates}
 
 
 def relation(port: Tensor, reference: Tensor, dtype: str, reference_dtype: str) -> Relation:
@@ -162,7 +148,8 @@ def relation(port: Tensor, reference: Tensor, dtype: str, reference_dtype: str) 
     if is_constant and not doubtful:
         return replace(level, distance=apart.distance, differing=apart.differing)
     if is_constant or doubtful:
-        candidates = _distinct([*doubtful, *([level] if is_constant else [])])
+        both = [*doubtful, *([level] if is_constant else [])]
+        candidates = tuple({(each.kind, each.constant, each.order): each for each in reversed(both)}.values())[::-1]
         reason = f"{len(port)} numbers, {len(torch.unique(reference))} of them distinct, cannot tell"
         return replace(apart, kind="undecided", candidates=candidates, reason=reason)
     return apart
@@ -332,10 +319,6 @@ def plainest(low: float, high: float) -> float:
 def _said(made: Relation, rounding: str) -> Relation:
     dtype = (ROUNDINGS | _COARSE).get(rounding)
     return replace(made, rounding="" if dtype is None else str(dtype).removeprefix("torch."))
-
-
-def _distinct(found: list[Relation]) -> tuple[Relation, ...]:
-    return tuple({(each.kind, each.constant, each.order): each for each in reversed(found)}.values())[::-1]
 
 
 def _words(found: Relation) -> str:

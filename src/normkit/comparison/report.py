@@ -122,20 +122,15 @@ def _sames(found: Comparison) -> str:
         groups = found.values.groups
         is_told = len(groups) == 1 and groups[0].verdict and groups[0].words != "equal"
         words = f" ({groups[0].words}, {groups[0].verdict})" if is_told else ""
-        parts.append(f"{_all_of(found)} are right{words}")
+        roles = Counter[str](each.role for each in found.values.tensors)
+        names = [f"{roles[role]} {name}" for role, name in (("weight", "gains"), ("bias", "biases")) if roles[role]]
+        parts.append(f"all {' and '.join(names)} that are stored are right{words}")
     if count := len(found.conventions.pairs):
         parts.append(
             f"all {count} norms compute the same formulas" if count > 1 else "the norm computes the same formula"
         )
     words = "; ".join(parts)
     return words[:1].upper() + words[1:]
-
-
-def _all_of(found: Comparison) -> str:
-    assert found.values is not None
-    roles = [each.role for each in found.values.tensors]
-    words = [f"{roles.count(role)} {name}" for role, name in (("weight", "gains"), ("bias", "biases")) if role in roles]
-    return f"all {' and '.join(words)} that are stored"
 
 
 def _beginnings(found: Rows) -> tuple[str, ...]:

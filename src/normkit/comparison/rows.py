@@ -8,8 +8,8 @@ norms the rows are held against each other. The measure is the reference's own r
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -112,10 +112,6 @@ class Rows:
     """Norms of the reference without counterpart."""
     notes: tuple[str, ...] = ()
     """Remarks for the user."""
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary."""
-        return asdict(self)
 
 
 def compare_rows(

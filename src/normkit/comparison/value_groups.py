@@ -46,17 +46,7 @@ class TensorValue:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "path": self.path,
-            "reference_path": self.reference_path,
-            "role": self.role,
-            "name": self.name,
-            "reference_name": self.reference_name,
-            "paired_by": self.paired_by,
-            "relation": self.relation.to_json(),
-            "verdict": self.verdict,
-            "is_right": self.is_right,
-        }
+        return {**vars(self), "relation": self.relation.to_json()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,18 +79,12 @@ class Values:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
-            "port": self.port,
-            "reference": self.reference,
+            **vars(self),
             "is_right": self.is_right,
             "groups": [each.to_json() for each in self.groups],
             "tensors": [each.to_json() for each in self.tensors],
-            "missing": [*self.missing],
-            "extra": [*self.extra],
-            "left_out": {**self.left_out},
-            "others": self.others.to_json(),
-            "elsewhere": {**self.elsewhere},
+            "others": {**vars(self.others)},
             "running": [each.to_json() for each in self.running],
-            "notes": [*self.notes],
         }
 
 
@@ -182,6 +176,15 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
     left = [name for name in ours.others if name not in taken and name not in statistics]
     left_there = [name for name in theirs.others if name not in statistics]
     others = compare_others(port, reference, left, left_there, report)
+    notes = [
+        f"{shortened(names)}: {why}"
+        for names, why in (
+            (neutral, "the port has none, and the reference's changes nothing"),
+            (spare, "the reference has none, and the port's changes nothing"),
+            (unsure, "only in the port; no name says that it is a norm"),
+        )
+        if names
+    ]
     kept = {name: where for name in (*missing, *others.missing) if (where := elsewhere(port, name))}
     kept |= {name: where for name in extra if (where := elsewhere(reference, name))}
     return Values(
@@ -194,13 +197,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         others=replace(others, missing=tuple(name for name in others.missing if name not in kept)),
         elsewhere=kept,
         running=running,
-        notes=(
-            *port.notes,
-            *reference.notes,
-            *_left_away(neutral, "port"),
-            *_left_away(spare, "reference"),
-            *_unsure(unsure),
-        ),
+        notes=(*port.notes, *reference.notes, *notes),
     )
 
 
@@ -209,15 +206,6 @@ def _is_neutral(values: Tensor, role: Role, known: Convention | None) -> bool:
     if role == "bias":
         return bool((values == 0).all())
     return known is not None and bool((values + known.adds == 1).all())
-
-
-def _left_away(names: Sequence[str], side: str) -> list[str]:
-    other = {"port": "reference", "reference": "port"}[side]
-    return [f"{shortened(names)}: the {side} has none, and the {other}'s changes nothing"] if names else []
-
-
-def _unsure(names: Sequence[str]) -> list[str]:
-    return [f"{shortened(names)}: only in the port; no name says that it is a norm"] if names else []
 
 
 def _names(norm: NormTensors) -> list[str]:
