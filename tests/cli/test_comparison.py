@@ -117,7 +117,7 @@ def test_one_changed_weight_between_two_norms(gpt2: Path, tmp_path: Path, run: R
     done = run("compare", folder, gpt2, *QUICK)
     assert done.exit_code == 1
     words = " ".join(done.stdout.split())
-    assert "All 5 norms compute the same formulas, but the two runs differ." in words
+    assert "all 5 norms compute the same formulas, but the two runs differ." in words
     assert "in the MLP: what leaves transformer.h.0.ln_2 agrees to the bit, what enters transformer.h.1.ln_1" in words
 
 
