@@ -192,7 +192,10 @@ def _with_norms(
         contrasts = with_swaps([contrast(each, here, there) for each in paired], here, there)
         needs_rows = "rows" not in lacking or any(each.has_effect for each in contrasts)
         recordings: list[Recording | str] = []
-        for side, survey, spans in zip((port, reference), (here, there), _spans(contrasts), strict=True):
+        # Path -> trailing axes of a row, as both norms of a pair need them.
+        known = [(each.pair, each.span) for each in contrasts if each.formulas is not None]
+        axes = ({pair.entry.path: span for pair, span in known}, {pair.reference.path: span for pair, span in known})
+        for side, survey, spans in zip((port, reference), (here, there), axes, strict=True):
             progress(f"running {side.name}", 0, 0)
             recordings.append(_recording(side, survey, given, spans) if needs_rows else lacking["rows"])
         runs, own = [each for each in recordings if isinstance(each, Recording)], None
@@ -326,15 +329,6 @@ def _survey(side: Side, batch: Batch) -> Survey:
     book = side.book if side.recording is None else side.recording.book
     assert book is not None
     return survey_book(replace(book, model=side.name))
-
-
-def _spans(contrasts: Sequence[Contrast]) -> tuple[dict[str, int | None], dict[str, int | None]]:
-    """Path -> trailing axes of a row, as both norms of a pair need them, in the port and in the reference."""
-    known = [each for each in contrasts if each.formulas is not None]
-    return (
-        {each.pair.entry.path: each.span for each in known},
-        {each.pair.reference.path: each.span for each in known},
-    )
 
 
 def _recording(side: Side, survey: Survey, batch: Batch, spans: Mapping[str, int | None]) -> Recording | str:
