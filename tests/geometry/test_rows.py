@@ -59,18 +59,3 @@ def test_the_radius_is_the_length_of_a_normalized_row(spec, n, seed):
     lengths = torch.linalg.vector_norm(reference.forward(x, spec), dim=-1)
     # Sums of up to 40 float64 terms.
     assert torch.allclose(lengths, torch.full_like(lengths, sphere_radius(spec, n)), rtol=1e-13, atol=0.0)
-
-
-@pytest.mark.parametrize(
-    ("spec", "radius"),
-    [
-        (NormSpec(), 3.0),
-        (NormSpec(correction=1), 8.0**0.5),
-        (PRESETS["L2_NORM"], 1.0),
-        (PRESETS["X_TRANSFORMERS_RMS"], 3.0),
-        (NormSpec(multiplier="sqrt_n"), 9.0),
-    ],
-    ids=str,
-)
-def test_radii_of_nine_features(spec, radius):
-    assert sphere_radius(spec, 9) == pytest.approx(radius, rel=1e-15)
