@@ -1,26 +1,15 @@
-"""The models that ship, a batch of the text that ships, and a copy of one model to plant differences in.
-
-What the norms of libraries compute is tested elsewhere, and found out once.
-"""
+"""The models that ship, a batch of the text that ships, and a copy of one model to plant differences in."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from known_norms import examined_once
 from normkit import demo
 from normkit.checkpoint.loading import load_model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _norms_are_examined_once() -> Iterator[None]:
-    with examined_once():
-        yield
 
 
 @pytest.fixture(scope="session")

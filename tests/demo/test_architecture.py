@@ -45,13 +45,10 @@ def test_the_ids_are_the_bytes_and_any_text_round_trips(tokenizer, text):
     assert tokenizer.decode(ids) == text
 
 
-def test_the_awkward_texts_round_trip(tokenizer):
+def test_the_awkward_texts_round_trip_and_none_of_256_tokens_is_special(tokenizer):
     for text in ["", " a", "a ,b .", "\0", "Ā", "é\n\t\r ", "漢字 😀", "<|endoftext|>", "</s>", " n't 's"]:
         assert tokenizer(text)["input_ids"] == list(text.encode())
         assert tokenizer.decode(list(text.encode())) == text
-
-
-def test_there_are_256_tokens_none_special(tokenizer):
     assert len(tokenizer) == 256
     assert tokenizer.all_special_tokens == []
     assert tokenizer.model_max_length == 256

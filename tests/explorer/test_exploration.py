@@ -216,12 +216,9 @@ def test_activations_are_shown_with_their_notes_and_nothing_else_goes_with_them(
         nk.explore(gathered, labels=["a", "b", "c"])
 
 
-def test_models_share_the_points_of_a_page(gathered: Activations) -> None:
+def test_models_share_the_points_of_a_page_whose_data_is_plain_json(gathered: Activations) -> None:
     counts = [shown["sites"][0]["count"] for shown in explore_models([gathered] * 3).data["models"]]
     assert counts == [666, 666, 666]
-
-
-def test_the_data_is_plain_json(gathered: Activations) -> None:
     for page in (nk.explore(gathered), nk.explore(cloud(3, 4)), nk.explore(cloud(3, 9))):
         assert json.loads(json.dumps(page.data, allow_nan=False)) == page.data
         assert page.data.keys() >= {"schema", "title", "notes", "start", "clouds", "models"}

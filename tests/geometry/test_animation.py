@@ -260,7 +260,7 @@ def test_it_has_its_frames_and_loops(written):
 
 
 @pytest.mark.slow
-def test_a_frame_of_the_file_is_the_drawing_of_its_moment(frames):
+def test_frames_are_the_drawings_of_their_moments_and_the_last_leads_back_to_the_first(frames):
     with theme.style():
         film = Film(course_of(X, GROUPS, SPEC, GAIN, BIAS))
         for frame in (0, 4, 9):
@@ -268,10 +268,6 @@ def test_a_frame_of_the_file_is_the_drawing_of_its_moment(frames):
             # The palette has steps of 13 greys and 43 of a colour; where colours mix, somewhat more.
             assert np.percentile(gap, 99) <= 24
             assert gap.mean() < 1.0
-
-
-@pytest.mark.slow
-def test_the_first_frame_is_the_raw_cloud_and_the_last_leads_back_to_it(frames):
     first = np.abs(np.diff(frames + frames[:1], axis=0)).mean((1, 2, 3))
     assert first[-1] < 2 * np.median(first)
     for colour in ("accent", "contrast", "third"):

@@ -1,21 +1,12 @@
-"""The models that ship. What the norms of libraries compute is tested elsewhere, and found out once."""
+"""The models that ship."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 from torch import nn
 
-from known_norms import examined_once
 from normkit import demo
 from normkit.checkpoint.loading import load_model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _norms_are_examined_once() -> Iterator[None]:
-    with examined_once():
-        yield
 
 
 @pytest.fixture(scope="session")

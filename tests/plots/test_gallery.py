@@ -136,21 +136,15 @@ def test_captions_are_text_and_alternative_text(text, drawings):
         assert f"<p>{drawing.caption}</p>" in text.replace("&#39;", "'")
 
 
-def test_names_are_escaped_and_files_linked(text):
+def test_the_page_escapes_names_links_files_loads_nothing_and_holds_both_schemes(text):
     assert "<title>Figures &amp; &lt;&#34;more&#34;&gt;</title>" in text
     links = [attributes["href"] for attributes in Elements(text).attributes("a")]
     assert links == ["#figure-two-epsilons", "#figure-jacobian-spectrum", "a.svg", "a-dark.svg", "b.svg"]
-
-
-def test_nothing_is_loaded_and_no_script_runs(text):
     elements = Elements(text)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in elements.found}
     policy = next(a["content"] for a in elements.attributes("meta") if a.get("http-equiv"))
     assert policy == "default-src 'none'; style-src 'unsafe-inline'"
     assert not re.search(r"url\((?!#)|@import", text)
-
-
-def test_both_schemes_stand_in_one_page(text):
     for name in theme.LIGHT:
         assert f"--{name}: {theme.LIGHT[name]};" in text
         assert f"--{name}: {theme.DARK[name]};" in text

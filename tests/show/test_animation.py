@@ -80,24 +80,15 @@ def moments():
     return timeline(5, 500)
 
 
-def test_there_are_as_many_moments_as_asked_for(moments):
+def test_the_moments_go_through_every_stage_rest_there_and_never_jump(moments):
     assert len(moments) == 500
     assert [len(timeline(3, frames)) for frames in (2, 7, 60)] == [2, 7, 60]
-
-
-def test_every_stage_is_gone_through_in_its_order(moments):
     ways = list(dict.fromkeys((moment.before, moment.after) for moment in moments))
     assert ways == [(0, 0), (0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]
-
-
-def test_it_rests_at_each_stage(moments):
     for stage in range(5):
         rests = [moment for moment in moments if moment.after == stage and moment.way == 1.0]
         # A rest is near a tenth of the whole.
         assert 40 < len(rests) < 60
-
-
-def test_places_never_jump(moments):
     # As a point that each stage moves by 1 and the way back by 4; the first follows on the last.
     places = [moment.between(moment.before, moment.after) for moment in [*moments, moments[0]]]
     assert np.abs(np.diff(places)).max() < 0.2

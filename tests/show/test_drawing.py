@@ -106,15 +106,11 @@ def points(found):
 
 
 @pytest.mark.slow
-def test_it_is_small_and_nests(both):
+def test_it_is_small_with_every_point_where_it_was_to_a_tenth_and_every_style(both):
     file, made = both
     assert len(made) < len(file) / 2.2
     assert shapes(made, "svg")[0].get("viewBox")
     assert re.findall(r"<g[^>]*>\s*</g>", made) == []
-
-
-@pytest.mark.slow
-def test_every_point_is_where_it_was_to_a_tenth(both):
     file, made = both
     before = [path for path in shapes(file, "path") if path.get("d")]
     after = [path for path in shapes(made, "path") if path.get("d")]
@@ -123,10 +119,6 @@ def test_every_point_is_where_it_was_to_a_tenth(both):
     assert points(after) == pytest.approx(points(before), abs=0.0501)
     markers = [(float(use.get("x", "")), float(use.get("y", ""))) for use in shapes(made, "use")]
     assert len(markers) >= 40
-
-
-@pytest.mark.slow
-def test_every_style_is_kept(both):
     _, made = both
     classes = dict(re.findall(r"\.(many-\d+)\{([^}]*)\}", made))
     used = set(re.findall(r'class="([^"]*)"', made))

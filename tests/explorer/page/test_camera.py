@@ -56,15 +56,12 @@ def test_a_step_of_pixels_becomes_the_step_in_the_world_that_is_seen_as_it(modul
     np.testing.assert_allclose(after - before, [17, -5, 0, 0], atol=1e-10)
 
 
-def test_what_cannot_be_seen_has_no_magnification(modules):
+def test_what_cannot_be_seen_has_no_magnification_and_without_room_a_step_is_nothing(modules):
     lens = modules("camera.js", "lens", CAMERAS[0], BOX, RADIUS)
     far = 6 * RADIUS
     places = [[math.nan, 0, 0], [0, math.inf, 0], [0, 0, -math.inf], [far, 0, 0], [2 * far, 0, 0], [-2 * far, 0, 0]]
     seen = np.reshape(modules("camera.js", "seen", lens, places), (-1, 4))
     assert (seen[:, 3] > 0).tolist() == [False] * 5 + [True]
-
-
-def test_without_room_a_step_is_nothing(modules):
     lens = modules("camera.js", "lens", CAMERAS[0], {"x": 0, "y": 0, "width": 0, "height": 9}, RADIUS)
     assert [abs(value) for value in modules("camera.js", "unseen", lens, 3, 4, [0, 0, 0])] == [0, 0, 0]
 

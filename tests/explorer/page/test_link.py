@@ -82,18 +82,12 @@ def round_trips(modules):
     )
 
 
-def test_every_state_survives_its_link(round_trips):
+def test_every_state_survives_its_link_which_is_text_that_an_address_holds(round_trips):
     assert [trip["hash"] for trip in round_trips if trip["decoded state"] != trip["state"]] == []
     assert {problem for trip in round_trips for problem in trip["decoded problems"]} == set()
-
-
-def test_the_round_trips_are_of_different_states(round_trips):
     assert len({trip["hash"] for trip in round_trips}) == 150
     assert {trip["state"]["scene"] for trip in round_trips} == set(SCENES)
     assert sum(bool(trip["state"]["edits"]) for trip in round_trips) > 30
-
-
-def test_a_link_is_text_that_an_address_holds(round_trips):
     allowed = set(string.ascii_letters + string.digits + "-_=&,;:.#+")
     assert all(set(trip["hash"]) <= allowed for trip in round_trips)
 

@@ -19,12 +19,9 @@ def segments(picture):
     return [i for i in picture["panels"][0]["items"] if i["kind"] == "segments" and isinstance(i["colours"], list)]
 
 
-def test_blending_is_exact_at_both_ends(modules):
+def test_blending_is_exact_at_both_ends_and_what_is_not_a_number_stands_at_the_centre(modules):
     cases = [[1e-3, 1e9, 0], [1e-3, 1e9, 1], [-2.0, 4.0, 0.25]]
     assert modules.each("marks.js", "blend", cases) == [1e-3, 1e9, -0.5]
-
-
-def test_what_is_not_a_number_stands_at_the_centre(modules):
     axes = [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
     assert modules("marks.js", "see", axes, [1, math.nan, 3], [7, 8, 9]) == [8, 3, 1]
     assert modules("marks.js", "see", axes, [math.inf, 2, -math.inf]) == [2, 0, 0]
