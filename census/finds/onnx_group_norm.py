@@ -60,6 +60,26 @@ def evaluators(groups):
     }
 
 
+def exported(pedestal):
+    """The whole network as torch exports it, in onnxruntime."""
+    model, x, classes = digits(pedestal)
+    right = model(x)
+    for opset in (20, 21):
+        program = torch.onnx.export(model, (x[:2],), dynamo=True, opset_version=opset, verbose=False)
+        norms = {node.op_type for node in program.model_proto.graph.node if "Normalization" in node.op_type}
+        proto = program.model_proto.SerializeToString()
+        session = onnxruntime.InferenceSession(proto, providers=["CPUExecutionProvider"])
+        name = session.get_inputs()[0].name
+        pairs = x[: len(x) // 2 * 2].split(2)
+        logits = torch.cat([torch.tensor(session.run(None, {name: pair.numpy()})[0]) for pair in pairs])
+        accuracy = (logits.argmax(1) == classes[: len(logits)]).double().mean()
+        nans = logits.isnan().any(1).double().mean()
+        print(
+            f"  opset {opset}, {', '.join(sorted(norms))}: accuracy {accuracy:.3f}, {nans:.0%} of the images give NaN"
+        )
+    print(f"  in torch: accuracy {(right.argmax(1) == classes).double().mean():.3f}")
+
+
 def run(evaluate, x, weight, bias):
     with np.errstate(invalid="ignore"):
         return torch.tensor(evaluate(None, {"X": x.numpy(), "scale": weight.numpy(), "bias": bias.numpy()})[0])
@@ -73,7 +93,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     (hunks,) = diff("onnx_group_norm").values()
-    print(versions("onnx", "onnxruntime", "torch"))
+    print(versions("onnx", "onnxruntime", "onnxscript", "torch"))
     for operator, version, attributes in (
         ("GroupNormalization", 21, {"num_groups": 4}),
         ("LayerNormalization", 17, {}),
@@ -98,3 +118,5 @@ if __name__ == "__main__":
             accuracy = (logits.argmax(1) == classes).double().mean()
             moved, nans = (logits - right).abs().nan_to_num(0).max(), logits.isnan().any(1).double().mean()
             print(f"  its GroupNorm in {title}: accuracy {accuracy:.3f}, logits moved by {moved:.2g}, {nans:.0%} NaN")
+    print("the whole network for digits above 16384, by torch.onnx.export")
+    exported(16384)
