@@ -53,6 +53,7 @@ def test_no_row_stands_twice_and_each_has_its_source():
     assert [row["name"] for row in ALL if not row["source"]] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "differs", "verdict", "remark"),
     [
@@ -76,6 +77,7 @@ def test_a_verdict_needs_a_difference_and_a_difference_a_source(norm, differs, v
     assert remark in found[1]
 
 
+@pytest.mark.slow
 def test_what_a_source_does_not_state_is_not_compared():
     stated = {"centre_numerator": True}
     assert rows.compared(stated, nk.identify(nn.LayerNorm(64, eps=0.1), (2, 64))) == ([], [])
