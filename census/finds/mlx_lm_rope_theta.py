@@ -20,7 +20,8 @@ from mlx_lm.utils import load_model, load_tokenizer
 from transformers import CONFIG_MAPPING
 
 from patching import fixed, versions
-from real_models import folder, text
+from real_models import text
+from real_text import folder
 
 BASE, TOKENS = 123456.0, 256
 

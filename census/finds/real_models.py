@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-
-def folder(name: str) -> Path:
-    """The folder of a trained model, below the one that NORMKIT_REAL_MODELS names."""
-    if "NORMKIT_REAL_MODELS" not in os.environ:
-        sys.exit(f"NORMKIT_REAL_MODELS names no folder with the model {name}")
-    return Path(os.environ["NORMKIT_REAL_MODELS"], name)
+from real_text import folder
 
 
 def text(module: str) -> str:
