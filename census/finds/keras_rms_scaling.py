@@ -30,8 +30,9 @@ def theirs(n, rms):
 
 
 def readings(title, layer):
-    spec = nk.identify(layer, 64).spec
-    print(f"  normkit, {title}: {spec}")
+    # Without the casts, which are left undecided.
+    formula = str(nk.identify(layer, 64).spec).partition(" [")[0]
+    print(f"  normkit, {title}: {formula}")
     row = torch.full((1, 64), 3.0) + torch.randn(1, 64)
     before, after = (rows.square().mean().sqrt() for rows in (row, layer(row)))
     print(f"  a row of mean 3 and deviation 1: root mean square {before:.2f} -> {after:.2f}")

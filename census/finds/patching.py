@@ -35,7 +35,8 @@ def patched(source: str, hunks: str) -> str:
 def fixed(name: str, module: ModuleType) -> ModuleType:
     """A module of the peer with the report's fix: a copy in a folder of its own, in its package by another name."""
     path = Path(module.__file__)
-    hunks = next(hunks for file, hunks in diff(name).items() if path.as_posix().endswith(file))
+    # A repository may keep its packages below src, an installation does not.
+    hunks = next(hunks for file, hunks in diff(name).items() if path.as_posix().endswith(file.removeprefix("src/")))
     copy = Path(tempfile.mkdtemp(), f"{path.stem}_fixed.py")
     copy.write_text(patched(path.read_text(encoding="utf-8"), hunks), encoding="utf-8")
     spec = importlib.util.spec_from_file_location(f"{module.__name__}_fixed", copy)
