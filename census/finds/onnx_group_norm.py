@@ -8,6 +8,8 @@ docs/wild/reports/onnx_group_norm.md.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -29,6 +31,12 @@ def function(operator, version, **attributes):
     given = node.SerializeToString(), [each.SerializeToString() for each in types]
     schema = onnx.defs.get_schema(operator, version)
     return onnx.printer.to_text(onnx.FunctionProto.FromString(schema.get_context_dependent_function(*given)))
+
+
+def as_printed(hunks):
+    """The hunks of defs.cc as hunks of the text that `function` prints."""
+    lines = re.findall(r"^(?:@@.*|([ +-]) *\.Add\(\"(.+)\"\))$", hunks, re.M)
+    return "".join(f"{sign}   {line}\n" if sign else "@@\n" for sign, line in lines)
 
 
 def graph(groups, text=None):
@@ -92,7 +100,7 @@ def error(y, expected):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    (hunks,) = diff("onnx_group_norm").values()
+    hunks = as_printed(*diff("onnx_group_norm").values())
     print(versions("onnx", "onnxruntime", "onnxscript", "torch"))
     for operator, version, attributes in (
         ("GroupNormalization", 21, {"num_groups": 4}),
