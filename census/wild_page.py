@@ -35,7 +35,7 @@ formula and not the compiled code. Rows that could not be run say why.
 them. What a library chose and says it chose is a difference and no fault. A difference that nobody could explain from a
 source is *undecided*. The text in brackets behind a formula says where 16-bit inputs are rounded.
 
-## Finds, each with a program, a fix and a report
+## Finds, each with a program and a report
 
 {finds}
 
@@ -106,15 +106,16 @@ def counts(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def finds() -> list[str]:
-    """The reports below docs/wild/reports, one line each: where, what, and what it does to a model."""
-    lines = []
+    """The reports below docs/wild/reports, bugs first, one line each: where, what, and what it does to a model."""
+    lines = {}
     for path in sorted(REPORTS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         title = text.partition("\n")[0].removeprefix("# ")
         told = dict(re.findall(r"^\| (verdict|effect) \| (.*) \|$", text, re.MULTILINE))
         parts = [f"[{title}](wild/reports/{path.name})", *([told["verdict"]] if told else [])]
-        lines.append(f"- {', '.join(parts)}{': ' + told['effect'] if 'effect' in told else ''}")
-    return lines
+        line = f"- {', '.join(parts)}{': ' + told['effect'] if 'effect' in told else ''}"
+        lines[line] = told.get("verdict", "~").split()[0]
+    return sorted(lines, key=lines.__getitem__)
 
 
 def section(rows: Iterable[dict[str, Any]], verdict: str) -> str:

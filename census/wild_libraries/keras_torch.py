@@ -12,11 +12,11 @@ from torch import Tensor
 from wild_libraries.arrays import BIAS, WEIGHT, of_jax
 from wild_libraries.rows import (
     BATCH_PAPER,
+    CHOICE,
     GROUP_PAPER,
     L2,
     LAYER,
     LAYER_PAPER,
-    OWN_SOURCE,
     RMS,
     RMS_PAPER,
     Row,
@@ -70,7 +70,7 @@ ROWS = [
         expected=RMS | KERAS_EPS,
         source=f"{RMS_PAPER}: root mean square, nothing centred",
         differs=(
-            OWN_SOURCE,
+            CHOICE,
             "The scale is the standard deviation about the mean, the row is not centred; deprecated, with a warning.",
         ),
     ),

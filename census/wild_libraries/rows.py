@@ -295,4 +295,6 @@ def compared(expected: Mapping[str, Any], passport: Passport) -> tuple[list[str]
 
 def shown(value: Any) -> str:
     """A value of a spec as the page writes it."""
+    if value is None:  # only eps can be: the machine epsilon
+        return "machine_eps"
     return format(value, "g") if isinstance(value, float) else str(value)
