@@ -143,8 +143,9 @@ def test_an_offset_that_is_in_the_weights_already_does_nothing_to_the_numbers(
     path = "model.layers.2.input_layernorm"
     right = replaced(copy.deepcopy(twins["rmsnorm"]), path, lambda norm: Offset(norm, 1.0))
     found = compare(twins["rmsnorm"], right, batch)
-    # Its casts are others; its gain is the same.
-    assert changed(found) == [(path, ["casts", "output dtype"])]
+    # Its gain is the same; its casts are others, which no run in float32 feels.
+    noted = {pair.entry.path: [cast.reading for cast in pair.casts] for pair in found.conventions.pairs if pair.casts}
+    assert (changed(found), noted) == ([], {path: ["casts", "output dtype"]})
     assert found.rows.birth is None
     assert found.values is not None
     [stored] = [each for each in found.values.tensors if each.relation.kind != "equal"]
