@@ -107,14 +107,7 @@ def test_a_norm_over_the_batch_leaks_samples() -> None:
 @pytest.mark.slow
 def test_a_batch_norm_leaks_in_training_mode_only() -> None:
     found = leaks_of(Tiny(layer_norm(), BatchNorm()))
-    seen = {(kind, "training", "second") for kind in ("batch", "time", "padding", "mode")}
-    assert kinds(found) == seen
-    gap = next(leak.change for leak in found or () if leak.kind == "mode")
-    # A quarter of the output in evaluation mode, and the same in training mode: further apart.
-    model = Tiny(layer_norm(), BatchNorm())
-    model.second.inner.running_var.fill_(16.0)
-    wide = next(leak.change for leak in leaks_of(model) or () if leak.kind == "mode")
-    assert wide > 2 * gap
+    assert kinds(found) == {(kind, "training", "second") for kind in ("batch", "time", "padding")}
 
 
 def test_a_model_that_couples_samples_without_a_norm() -> None:

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normkit.identification.passport import Passport
-from normkit.identification.sites import OtherNorm, find_sites
+from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 from normkit.measurement.facts import Spectrum
-from normkit.measurement.weights import gain_gradient_errors, recurring_outliers, row_scatter, spectrum, ungathered
+from normkit.measurement.weights import gain_gradient_errors, recurring_outliers, row_scatter, spectrum
 
 INITIALISERS = (
     nn.init.normal_,
@@ -150,38 +149,6 @@ def test_rows_of_zeros_and_small_matrices_do_not_count():
         layer.weight.data[:8] = 0
     assert row_scatter(made) == pytest.approx(1.0, abs=0.3)
     assert math.isnan(row_scatter(nn.Linear(8, 8)))
-
-
-def ungathered_at(norm):
-    model = nn.Sequential(norm)
-    passport = Passport(verdict="batch", spec=None, readings={}, shape=(2, 4))
-    return ungathered(model, [OtherNorm(path="0", reason="BatchNorm1d: batch norm", passport=passport)])
-
-
-def moved(name, **options):
-    norm = nn.BatchNorm1d(4, **options)
-    with torch.no_grad():
-        getattr(norm, name)[1] += 0.5
-    return norm
-
-
-@pytest.mark.parametrize("name", ["weight", "bias"])
-def test_a_gain_or_bias_that_moved_beside_statistics_that_did_not(name):
-    assert ungathered_at(moved(name)) == ("0",)
-
-
-@pytest.mark.parametrize("name", ["running_mean", "running_var"])
-def test_statistics_that_moved_in_one_channel(name):
-    norm = moved("weight")
-    getattr(norm, name)[2] += 0.1
-    assert ungathered_at(norm) == ()
-
-
-@pytest.mark.parametrize(
-    "norm", [nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False), moved("weight", track_running_stats=False)]
-)
-def test_what_was_not_trained_or_keeps_no_statistics(norm):
-    assert ungathered_at(norm) == ()
 
 
 WIDTH = 64

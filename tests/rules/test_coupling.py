@@ -108,16 +108,6 @@ def test_samples_that_are_coupled(models, inspected, finding):
     assert "in training mode" in found.measured
 
 
-@pytest.mark.slow
-def test_running_statistics_that_do_not_fit(models, inspected, finding):
-    model = models.train(models.plain())
-    model.norm = BatchNorm(WIDTH)
-    model.norm.inner.running_var.fill_(100.0)
-    found = finding(inspected(model.eval()), "C5")
-    assert (found.severity, found.sites) == ("warning", ("norm",))
-    assert "of the output with the running ones" in found.evidence[0]
-
-
 # C6.
 
 
@@ -193,42 +183,3 @@ def test_batch_statistics_of_few_rows(c7):
 
 def test_without_batch_norms_there_is_nothing_to_synchronise(healthy, models, facts_of):
     assert small_batches.check(facts_of(healthy, models.tiny("GPT2"))) is None
-
-
-# C8.
-
-
-class Batched(nn.Module):
-    """An embedding, a batch norm over all rows, and a layer that reads it."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.norm, self.head = nn.Embedding(128, 16), nn.BatchNorm1d(16), nn.Linear(16, 128)
-
-    def forward(self, input_ids):
-        x = self.embedding(input_ids)
-        return self.head(self.norm(x.flatten(0, 1)).view_as(x))
-
-
-def trained(model):
-    """A few steps in the modes in which its parts are."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ids = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(0))
-    for _ in range(3):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
-        optimizer.step()
-    return model.eval()
-
-
-def test_a_batch_norm_that_was_trained_in_evaluation_mode(inspected):
-    model = Batched()
-    model.norm.eval()
-    found = inspected(trained(model)).findings[0]
-    assert (found.rule, found.severity, found.sites) == ("C8", "error", ("norm",))
-    assert found.measured == "1 batch norm with mean 0 and variance 1 in every channel"
-
-
-@pytest.mark.parametrize("make", [lambda: trained(Batched()), lambda: Batched().eval()])
-def test_a_batch_norm_that_gathered_statistics_or_was_never_trained(make, inspected):
-    assert "C8" not in {found.rule for found in inspected(make()).findings}

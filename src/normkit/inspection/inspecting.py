@@ -22,6 +22,8 @@ from normkit.inspection.foldedness import foldedness
 from normkit.inspection.result import Inspection, facts_of, infer, judged
 from normkit.measurement import baseline
 from normkit.measurement.baseline import Baseline
+from normkit.measurement.batch_norms import DataStatistics
+from normkit.measurement.hooks import observed
 from normkit.measurement.intent import stock_intent
 from normkit.measurement.layout import block_of
 from normkit.measurement.patches import find_shared, patches
@@ -185,7 +187,8 @@ def inspect(
         outputs.clear()
         token = next((TokenRow(norm, first) for norm in structure.sites if norm.path == path), None)
         layout = structure.layout(is_pooled=False)
-        with Probe(model, layout) as probe:
+        data = DataStatistics(model, structure.others)
+        with Probe(model, layout) as probe, observed(model, data.sites, (), (), data):
             for index, batch in enumerate(chain([first], stream)):
                 report("text", index, 0)
                 mask, ids = token_mask(batch), token_ids(batch)
@@ -227,6 +230,7 @@ def inspect(
             "loss": loss.value,
             "distinct": len(seen) or None,
         },
+        data=data,
         intent=intended,
         baseline=declared,
         leaks=leaks,

@@ -21,11 +21,12 @@ from normkit.files import write_text
 from normkit.inspection.first_text import KeySelection, Walk
 from normkit.inspection.foldedness import Foldedness
 from normkit.measurement.baseline import Baseline, DeclaredNorm, Values
+from normkit.measurement.batch_norms import DataStatistics, batch_norms
 from normkit.measurement.facts import Attention, Block, ModelFacts, Placement, Site
 from normkit.measurement.intent import Intent
 from normkit.measurement.structure import Structure
 from normkit.measurement.training import Training
-from normkit.measurement.weights import recurring_outliers, ungathered
+from normkit.measurement.weights import recurring_outliers
 from normkit.rules.finding import Check, Finding, Severity
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
@@ -141,6 +142,7 @@ def facts_of(
     *,
     name: str,
     text: Mapping[str, Any],
+    data: DataStatistics | None = None,
     **known: Any,
 ) -> rules.Facts:
     """The facts of a model, of a text or of a run, for the rules.
@@ -153,6 +155,7 @@ def facts_of(
         attentions: Its attention calls.
         name: Its name; its class by default.
         text: The fields of `ModelFacts` that tell of the input.
+        data: What enters the norms with running statistics; None where that was not counted.
         known: Other fields of `rules.Facts`.
     """
     dtypes = Counter(dtype_name(parameter.dtype) for parameter in model.parameters())
@@ -161,7 +164,7 @@ def facts_of(
             "final_norm": structure.final_norm,
             "passports": {site.path: site.passport for site in structure.sites},
             "others": structure.others,
-            "ungathered": ungathered(model, structure.others),
+            "batch_norms": batch_norms(model, structure.others, data),
             "handwritten": structure.handwritten,
             "called": frozenset(call.path for call in structure.called.modules),
             "unread": structure.unread,

@@ -199,6 +199,60 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchNorm:
+    """A norm with running statistics: what they are, and what the data has in their place."""
+
+    path: str
+    """The module's path."""
+    channels: int
+    """Channels with statistics of their own."""
+    eps: float
+    """The number added to the variance; NaN where it is not known."""
+    share: float
+    """Share of the running mean that one batch replaces in training, as observed; NaN where that changes from batch to
+    batch, or could not be tried."""
+    batches: int
+    """Batches that it has counted; -1 where it counts none."""
+    is_gathered: bool
+    """Some channel's running mean is not 0, or its variance not 1."""
+    is_moved: bool
+    """Some entry of its gain is not 1, or of its bias not 0."""
+    is_live: bool
+    """It is in training mode: it normalizes by the batch, and updates its statistics."""
+    is_trained: bool
+    """Its gain or bias takes gradients; True where it has neither."""
+    zero_gains: int
+    """Entries of the gain that are exactly 0."""
+    flat: int
+    """Channels whose running variance is below eps."""
+    eps_share: float
+    """eps over running variance + eps, of the median channel."""
+    start_share: float
+    """Share of the median channel's running variance that is left of the 1 before the first counted batch; NaN where
+    no batch was counted, or `share` is not known."""
+    samples: int = 0
+    """Samples of the data that were seen; 0 where no data was."""
+    rows: int = 0
+    """Numbers a channel that were seen, all samples together."""
+    call_rows: int = 0
+    """Numbers a channel in the smallest call."""
+    change: float = math.nan
+    """How far the output moves where the statistics of the data replace the running ones, of the median channel: root
+    mean square over the larger of the two outputs' deviations, both without gain and bias."""
+    largest_change: float = math.nan
+    """The same of the channel that moves most."""
+    channel: int = -1
+    """That channel."""
+    shift: float = math.nan
+    """There, the mean of the data less the running one, in running deviations."""
+    stretch: float = math.nan
+    """There, the deviation of the data over the running one."""
+    sampling: float = math.nan
+    """The change that the sampling of the data alone would make, of the median channel: half of that between one half
+    of the samples and the other. NaN for a single sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Block:
     """One repeated block: a member of a ModuleList that maps (B, T, D) to itself."""
 

@@ -22,12 +22,11 @@ from torch import Tensor, nn
 
 from normkit.identification.sites import NormSite
 from normkit.identification.state import buffers_kept, in_mode, undisturbed
-from normkit.identification.tracing import first_output
 from normkit.measurement.hooks import Listener, observed
 from normkit.measurement.running import Batch, evaluating, name_of_ids, part, runner, tensors, vocabulary
 from normkit.measurement.structure import Structure
 
-Kind = Literal["batch", "time", "padding", "mode"]
+Kind = Literal["batch", "time", "padding"]
 
 # A prime is seldom the width of anything else.
 _ROWS, _TOKENS = 2, 19
@@ -158,15 +157,13 @@ class Leak:
     """One way in which rows depend on other rows, or on the mode."""
 
     kind: Kind
-    """The change: another sample of the batch, later tokens of a causal model, the content of padding, or for
-    "mode" only the mode of a batch norm."""
+    """The change: another sample of the batch, later tokens of a causal model, or the content of padding."""
     mode: Mode
     """Mode of the model."""
     path: str
     """A norm whose output changed while its input did not; "" if only the output of the model changed."""
     change: float
-    """Largest change of an output row, divided by the largest magnitude in the row; for "mode" the root mean square of
-    the change, divided by that of the output in evaluation mode."""
+    """Largest change of an output row, divided by the largest magnitude in the row."""
 
 
 def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Leak, ...] | None:
@@ -192,7 +189,6 @@ def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Le
         passports = [*(norm.passport for norm in structure.sites), *(norm.passport for norm in structure.others)]
         trained = [passport.readings.get("training") for passport in passports]
         if any(each and (each.value is None or each.value["output"] != "as in eval") for each in trained):
-            leaks += seen.mode_gaps()
             # Not every model can be called in training mode: then that shows nothing.
             with suppress(Exception), in_mode(model, training=True):
                 leaks += seen.leaks("training")
@@ -207,7 +203,6 @@ class _Comparison:
         # To be listened to, a norm that no spec describes needs its path and its module.
         others = (SimpleNamespace(path=each.path, module=model.get_submodule(each.path)) for each in structure.others)
         self._norms = [*structure.sites, *(cast(NormSite, other) for other in others)]
-        self._entered: dict[str, Tensor] = {}
 
     def leaks(self, mode: Mode) -> list[Leak]:
         found = []
@@ -227,27 +222,7 @@ class _Comparison:
             found += [Leak(kind=perturbation.kind, mode=mode, path=path, change=by) for path, by in after.moved.items()]
             if moved and not after.moved:
                 found.append(Leak(kind=perturbation.kind, mode=mode, path="", change=rest))
-            if mode == "evaluation":
-                self._entered = {path: inputs[0] for path, inputs in before.inputs.items()} | self._entered
         return found
-
-    def mode_gaps(self) -> list[Leak]:
-        """The effect of the mode alone on the outputs of batch norms, for the inputs that they had."""
-        gaps = []
-        for other in self._structure.others:
-            x, module = self._entered.get(other.path), self._model.get_submodule(other.path)
-            if x is None or other.passport.verdict != "batch":
-                continue
-            # Not every norm can be called by itself.
-            with suppress(Exception):
-                plain = first_output(module(x.clone()))
-                with in_mode(module, training=True):
-                    batched = first_output(module(x.clone()))
-                if plain is None or batched is None:
-                    continue
-                gap = (batched.double() - plain.double()).square().mean() / plain.double().square().mean()
-                gaps.append(Leak(kind="mode", mode="training", path=other.path, change=float(gap.sqrt())))
-        return gaps
 
     def _run(self, batch: Batch, listener: _Recorder) -> list[Tensor]:
         """The floating-point tensors of rows that the model returns; every run draws the same random numbers."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from normkit import units
 from normkit.errors import NormkitError
 from normkit.geometry.features import outlier_indices, recurring_indices
-from normkit.identification.sites import NormSite, OtherNorm
+from normkit.identification.sites import NormSite
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.measurement.facts import Spectrum
 from normkit.reference import HALF
@@ -107,26 +106,6 @@ def row_scatter(model: nn.Module) -> float:
             found.append(float(squares.mean(-1).var() / expected))
     known = [scatter for scatter in found if math.isfinite(scatter)]
     return statistics.median(known) if known else math.nan
-
-
-def ungathered(model: nn.Module, others: Iterable[OtherNorm]) -> tuple[str, ...]:
-    """Paths of batch norms with a trained gain or bias and untouched statistics: mean 0, variance 1 in every channel.
-
-    Norms without running statistics are ignored.
-    """
-
-    def differs(part: object, start: float) -> bool:
-        return isinstance(part, Tensor) and bool((part.detach() != start).any())
-
-    found = []
-    for other in others:
-        module: Any = model.get_submodule(other.path)
-        mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
-        is_kept = isinstance(mean, Tensor) and isinstance(variance, Tensor)
-        is_trained = differs(getattr(module, "weight", None), 1.0) or differs(getattr(module, "bias", None), 0.0)
-        if is_kept and is_trained and not differs(mean, 0.0) and not differs(variance, 1.0):
-            found.append(other.path)
-    return tuple(found)
 
 
 # Sums in 16 bits stop growing after some hundred rows; real batches have many thousand.

@@ -13,6 +13,7 @@ parameters.py       B: start, decay, training and gradient of gains and biases
 lost_updates.py     B: 16-bit parameters whose updates are lost in rounding
 axes.py             C: axes, heads
 coupling.py         C: time, batch, padding, ranks
+batch_norms.py      C: the running statistics of batch norms
 placement.py        D: where the norms sit
 wiring.py           D: what was declared, norms used twice, norms that overwrite
 precision.py        E: 16-bit statistics, overflow, NaN, differences between processes
@@ -35,6 +36,7 @@ from normkit.rules import (
     arithmetic,
     axes,
     backend,
+    batch_norms,
     coupling,
     data,
     depth,
@@ -61,7 +63,7 @@ __all__ = ["RULES", "Facts", "Rule", "check", "ranked"]
 
 _GROUPS = (
     *(meant, epsilon, arithmetic, gain, values, parameters, lost_updates),
-    *(axes, coupling, placement, wiring, precision, backend),
+    *(axes, coupling, batch_norms, placement, wiring, precision, backend),
     *(dynamics, depth, optimizer_steps, data, interventions, stepping),
 )
 RULES: tuple[Rule, ...] = tuple(

@@ -10,8 +10,6 @@ from normkit.rules.finding import Severity
 from normkit.rules.rule import NO_TOKENS, NO_TRAINING, Case, Hit, Outcome, Rule, evidence_lines, hit
 from normkit.text import counted, percent
 
-# With a small batch, sampling alone makes the statistics of the two modes differ by some 20 %.
-_MODE_GAP = 1.0
 _BATCH_NOISE = 0.12
 # Batches of 32 and 64 vectors are usual; below 16 samples errors rise (Wu & He 2018, arXiv:1803.08494).
 _FEW_SAMPLES = 16
@@ -79,26 +77,21 @@ def _leaking(
     id="C5",
     title="Samples of a batch are coupled",
     severity="error",
-    threshold=(
-        "rows move with another sample in evaluation mode (error), in training mode only (note); or the modes "
-        f"differ by more than {percent(_MODE_GAP)} of the output (warning)"
-    ),
+    threshold=("rows move with another sample in evaluation mode (error), in training mode only (note)"),
     source="Shen et al. 2020, arXiv:2003.07845; x-transformers#320",
     why=(
         "With statistics of the batch, an answer depends on the other samples of the batch. A batch norm does so in "
-        "training by design; where its running statistics do not describe the data, the model that is evaluated is "
-        "not the one that was trained."
+        "training by design."
     ),
     remedy=(
         "use a norm of each token by itself (LayerNorm, RMSNorm)",
         "call model.eval() before evaluating, and check that every module follows",
-        "train on, or pass data through in training mode, until the running statistics fit",
     ),
     confirm="the output of one sample alone, and in a batch: the difference must be rounding",
     looks_at=("norms", "other norms"),
 )
 def coupled_samples(facts: Facts) -> Outcome:
-    """Samples affect each other: in evaluation always a fault; in training what batch norms do, if modes agree."""
+    """Samples affect each other: in evaluation always a fault; in training what batch norms do."""
     leaks = facts.leaks or ()
     changed = "with another sample changed, the rows"
     leaking = _leaking(facts, "batch", ("couples", "couple"), "the samples of a batch", changed, "error", "note")
@@ -107,21 +100,6 @@ def coupled_samples(facts: Facts) -> Outcome:
     always = [Case(other.path, "error", other.reason) for other in facts.others if _batch_mode(other) == "always"]
     if always:
         return hit(always, f"{counted(len(always), 'norm')} with statistics of the batch in evaluation mode")
-    apart = [leak for leak in leaks if leak.kind == "mode" and leak.change > _MODE_GAP]
-    if apart:
-        is_expected = facts.is_untrained or facts.is_stock(*(leak.path for leak in apart))
-        cases = [
-            Case(
-                leak.path,
-                "note" if is_expected else "warning",
-                f"on the same input, the batch's own statistics change the output by {percent(leak.change)} of the "
-                "output with the running ones",
-                leak.change,
-            )
-            for leak in apart
-        ]
-        largest = max(leak.change for leak in apart)
-        return hit(cases, f"training and evaluation mode differ by up to {percent(largest)} of the output's rms")
     elsewhere = next((leak for leak in leaks if leak.kind == "batch" and not leak.path), None)
     if leaking is not None or elsewhere is None:
         return leaking
@@ -229,33 +207,5 @@ def small_batches(facts: Facts) -> Outcome:
     )
 
 
-@Rule(
-    id="C8",
-    title="Batch norms without statistics",
-    severity="error",
-    threshold="running mean 0 and running variance 1 in every channel, beside a gain or a bias that has moved",
-    source="inference uses the statistics of training: Ioffe & Szegedy 2015, arXiv:1502.03167, algorithm 2",
-    why=(
-        "A batch norm in evaluation mode while its model trains normalizes nothing: it divides by the "
-        "variance 1 that it was made with. So does one whose statistics a checkpoint did not bring."
-    ),
-    remedy=(
-        "call model.train() before training, and look for what calls .eval() on the norms",
-        "where a checkpoint was loaded, look for running_mean and running_var among its missing keys",
-        "with trained weights, pass some batches through in training mode to gather statistics",
-    ),
-    confirm="after one step, num_batches_tracked must be 1",
-    looks_at=("norms", "other norms"),
-)
-def no_statistics(facts: Facts) -> Outcome:
-    """Batch norms whose statistics no batch has ever entered."""
-    # Some classes of transformers draw the gains of batch norms at the start: nothing was to be gathered yet.
-    if facts.training is None and facts.is_untrained:
-        return None
-    words = "gain or bias have moved, the running statistics have not"
-    cases = [Case(path, "error", words) for path in facts.ungathered]
-    return hit(cases, f"{counted(len(cases), 'batch norm')} with mean 0 and variance 1 in every channel")
-
-
-RULES = (leaked_future, coupled_samples, counted_padding, small_batches, no_statistics)
+RULES = (leaked_future, coupled_samples, counted_padding, small_batches)
 """The rules of this file."""

@@ -14,7 +14,7 @@ from normkit.identification.passport import Passport, Reading
 from normkit.identification.sites import OtherNorm
 from normkit.measurement.baseline import Baseline, DeclaredNorm
 from normkit.measurement.effects import HandwrittenNorm
-from normkit.measurement.facts import Attention, Block, ModelFacts, Site, Spectrum
+from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, Site, Spectrum
 from normkit.measurement.intent import Intent
 from normkit.measurement.patches import InputHook, Patch, Sharing
 from normkit.measurement.row_leakage import Leak
@@ -61,8 +61,8 @@ class Facts:
     """Rows that moved when rows were changed that must not affect them; None where this was not tried."""
     shared: Mapping[str, Sharing] = field(default_factory=dict)
     """Norms that serve several places, by path."""
-    ungathered: tuple[str, ...] = ()
-    """Batch norms that were trained or loaded without running statistics, by path."""
+    batch_norms: tuple[BatchNorm, ...] = ()
+    """Those of the other norms that keep running statistics, in forward order."""
     called: frozenset[str] = frozenset()
     """Paths of the modules that a forward pass called; empty where that was not seen."""
     patches: tuple[Patch, ...] | None = None

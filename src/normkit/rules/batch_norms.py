@@ -1,0 +1,153 @@
+"""Group C: the running statistics of batch norms: whether they were gathered, from what, and how fast they follow."""
+
+from __future__ import annotations
+
+import math
+
+from normkit.rules.facts import Facts
+from normkit.rules.rule import Case, NotChecked, Outcome, Rule, hit
+from normkit.text import counted, percent
+
+# A trained ResNet on other photographs than its own moves by 10 to 30 %; inputs 255 times too large by 100 %.
+_CHANGE = 0.5
+# The deviation of 64 normal numbers is known to 9 %.
+_FEWEST_ROWS = 64
+# A quarter of the variance changes the deviation by 13 % only.
+_START = 0.25
+# PyTorch's 0.1 keeps nine tenths of the old statistics; Keras' 0.9, 0.99 and 0.999 are the kept share itself.
+_SHARE = 0.9
+NO_STATISTICS = NotChecked("no batch norm has gathered statistics and was fed with enough data")
+
+
+@Rule(
+    id="C8",
+    title="Batch norms without statistics",
+    severity="error",
+    threshold=(
+        "running mean 0 and running variance 1 in every channel, beside a gain or a bias that has moved, or beside at "
+        "least as many batch norms that have gathered statistics"
+    ),
+    source="inference uses the statistics of training: Ioffe & Szegedy 2015, arXiv:1502.03167, algorithm 2",
+    why=(
+        "A batch norm in evaluation mode while its model trains normalizes nothing: it divides by the "
+        "variance 1 that it was made with. So does one whose statistics a checkpoint did not bring."
+    ),
+    remedy=(
+        "call model.train() before training, and look for what calls .eval() on the norms",
+        "where a checkpoint was loaded, look for running_mean and running_var among its missing keys",
+        "with trained weights, pass some batches through in training mode to gather statistics",
+    ),
+    confirm="after one step, num_batches_tracked must be 1",
+    looks_at=("norms", "other norms"),
+)
+def no_statistics(facts: Facts) -> Outcome:
+    """Batch norms whose statistics no batch has ever entered."""
+    # Some classes of transformers draw the gains of batch norms at the start: nothing was to be gathered yet.
+    if facts.training is None and facts.is_untrained:
+        return None
+    empty = [norm for norm in facts.batch_norms if not norm.is_gathered]
+    is_alone = 2 * len(empty) <= len(facts.batch_norms)
+    cases = [
+        Case(
+            norm.path,
+            "error",
+            "gain or bias have moved, the running statistics have not"
+            if norm.is_moved
+            else "it is as it was made; the other batch norms have gathered statistics",
+        )
+        for norm in empty
+        if norm.is_moved or is_alone
+    ]
+    return hit(cases, f"{counted(len(cases), 'batch norm')} with mean 0 and variance 1 in every channel")
+
+
+@Rule(
+    id="C9",
+    title="Running statistics are not those of the data",
+    severity="warning",
+    threshold=(
+        f"with the data's own mean and variance the median channel's output moves by more than {percent(_CHANGE)} of "
+        f"its deviation, beyond what sampling does, over {_FEWEST_ROWS} numbers a channel or more (warning); a note "
+        f"from a single sample, or while more than {percent(_START)} of the running variance are still its start"
+    ),
+    source="pytorch/pytorch#4741 and #5406, chemprop#607; Wu & Johnson 2021, arXiv:2105.07576, sections 3 and 5",
+    why=(
+        "In evaluation mode a batch norm subtracts and divides by what it gathered in training. Where these numbers "
+        "are not the data's, the model that is evaluated is not the one that was trained: the loss is good in training "
+        "mode, and bad after model.eval()."
+    ),
+    remedy=(
+        "feed the model as it was trained: the same scale, mean and order of the inputs' channels",
+        "pass data through in training mode, without an optimizer, until the statistics fit (torch.optim.swa_utils."
+        "update_bn)",
+        "train with larger batches, or longer, so that the statistics settle",
+    ),
+    confirm="the loss of the same batch in training mode and in evaluation mode",
+    follows=("C8", "C10"),
+    looks_at=("other norms",),
+    is_of_text=True,
+)
+def other_statistics(facts: Facts) -> Outcome:
+    """Running statistics against those of the data, channel by channel."""
+    seen = [norm for norm in facts.batch_norms if norm.is_gathered and norm.rows >= _FEWEST_ROWS]
+    if not seen:
+        return NO_STATISTICS if facts.batch_norms else None
+    cases: list[Case] = []
+    for norm in seen:
+        is_single = math.isnan(norm.sampling)
+        change = math.sqrt(max(0.0, norm.change**2 - (0.0 if is_single else norm.sampling**2)))
+        if not change > _CHANGE:
+            continue
+        words = (
+            f"the data's statistics move the median channel by {percent(norm.change)}; channel {norm.channel}: mean "
+            f"{norm.shift:+.3g} running deviations off, deviation {norm.stretch:.3g} times the running one"
+        )
+        is_started = norm.start_share > _START
+        if is_started:
+            words += f"; {percent(norm.start_share)} of the running variance is still its start"
+        cases.append(Case(norm.path, "note" if is_single or is_started else "warning", words, -len(cases)))
+    largest = max((norm.change for norm in seen if norm.path in {case.path for case in cases}), default=0.0)
+    measured = f"{len(cases)} of {counted(len(seen), 'batch norm')} off, by up to {percent(largest)} of the deviation"
+    return hit(cases, measured, "batch norm")
+
+
+@Rule(
+    id="C10",
+    title="The running statistics are the last batch's",
+    severity="warning",
+    threshold=(
+        f"one batch replaces {percent(_SHARE)} or more of the running mean (warning; a note where nothing trains and "
+        "no batch has been counted)"
+    ),
+    source=(
+        "pytorch/vision#8250, ludwig-ai/ludwig#2100; torch.nn.BatchNorm2d: running = (1 - momentum) * running + "
+        "momentum * batch, keras.layers.BatchNormalization: momentum * running + (1 - momentum) * batch"
+    ),
+    why=(
+        "The two libraries give the word momentum opposite meanings. Keras' 0.99 in a module of PyTorch forgets all "
+        "but the last batch: evaluation mode then depends on which batch came last, and is as noisy as that batch."
+    ),
+    remedy=(
+        "momentum=0.01 for Keras' 0.99: 1 less the number",
+        "gather the statistics again afterwards: torch.optim.swa_utils.update_bn(loader, model)",
+    ),
+    confirm="after one batch in training mode, running_mean is nearly the one that it was before",
+    looks_at=("other norms",),
+)
+def last_batch_only(facts: Facts) -> Outcome:
+    """The share of its running mean that a batch norm replaces with one batch, observed on a copy."""
+    cases = [
+        Case(
+            norm.path,
+            "note" if facts.training is None and norm.batches <= 0 else "warning",
+            f"one batch replaces {percent(norm.share)} of the running mean, and 0.1 would replace 10 %",
+            norm.share,
+        )
+        for norm in facts.batch_norms
+        if norm.share >= _SHARE
+    ]
+    return hit(cases, f"{counted(len(cases), 'batch norm')} with the statistics of the last batch alone", "batch norm")
+
+
+RULES = (no_statistics, other_statistics, last_batch_only)
+"""The rules of this file."""
