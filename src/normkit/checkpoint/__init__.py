@@ -7,6 +7,8 @@
     plan.py planning.py                 what becomes of each tensor, as data; how it is decided
     arithmetic.py applying.py           one rounding per number; a plan carried out
     memory.py                           `normkit.fold`: on a model
+    batch_norms.py channel_maps.py      its batch norms; a scale and a shift moved into a convolution
+    dataflow.py                         which module gives a tensor, and what reads it
     folding.py shard.py staging.py      `fold`: on a folder, streamed by several threads, resumable
 
     certificate.py                      what was done to each tensor

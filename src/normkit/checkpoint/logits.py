@@ -119,6 +119,11 @@ def _plain_experts(model: Any) -> Iterator[None]:
         model.set_experts_implementation(before)
 
 
+def agrees_within(difference: float, rounding: float, largest: float) -> bool:
+    """difference <= 8 rounding + 1e-11 largest."""
+    return difference <= _SPARE * rounding + _FLOOR * largest
+
+
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
     """How near the logits of two models are."""
@@ -138,7 +143,7 @@ class Agreement:
     @property
     def holds(self) -> bool:
         """difference <= 8 rounding + 1e-11 largest."""
-        return self.difference <= _SPARE * self.rounding + _FLOOR * self.largest
+        return agrees_within(self.difference, self.rounding, self.largest)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""

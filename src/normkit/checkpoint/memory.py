@@ -1,4 +1,7 @@
-"""`nk.fold`: a model in memory, changed by the same plan and the same arithmetic as a checkpoint on disk."""
+"""`nk.fold`: a model in memory, changed by the same plan and the same arithmetic as a checkpoint on disk.
+
+Its batch norms are folded from what one run of it shows.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from normkit.checkpoint.applying import Outcome, factors, made, vectors
 from normkit.checkpoint.arithmetic import all_finite, one_thread_an_operation, partition
+from normkit.checkpoint.batch_norms import FoldProof, plan_batch_norms, prove, set_folded
 from normkit.checkpoint.build_model import KEY, replay
 from normkit.checkpoint.folding import Workers
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import FoldPlan, TensorEdit, VectorEdit
-from normkit.checkpoint.planning import make_plan
+from normkit.checkpoint.planning import BATCH_NORMS, make_plan
 from normkit.checkpoint.reader import Source, check_finite
 from normkit.errors import InputError
 from normkit.spec import NormSpec
@@ -32,15 +37,18 @@ class Folding:
     plan: FoldPlan
     """The changes of each tensor and each norm, and the refusals with their reasons."""
     vectors: dict[str, Tensor]
-    """Gains and biases as they were, by name."""
+    """Gains and biases as they were, by name; for batch norms, the parameters of the maps that took them."""
     columns: dict[str, Tensor]
     """The columns that gains of zero have wiped out of each matrix, by its name."""
     norms: dict[str, nn.Module]
-    """Path -> the LayerNorm that an RMSNorm has replaced."""
+    """Path -> the LayerNorm that an RMSNorm has replaced, or the BatchNorm that is folded."""
+    proof: FoldProof | None = None
+    """For batch norms: how near the outputs of the folded model are to the source's, in float64."""
 
     def __str__(self) -> str:
         """Norms folded and refusals, one line each."""
-        done = f"{self.plan.num_folded} of {len(self.plan.norms)} norms folded, {self.plan.num_rms} made RMSNorms"
+        done = f"{self.plan.num_folded} of {len(self.plan.norms)} norms folded"
+        done += f", {self.plan.num_rms} made RMSNorms" if self.proof is None else f"; {self.proof}"
         left = [f"left: {refusal.place} ({refusal.operation}): {refusal.reason}" for refusal in self.plan.refusals]
         return "\n".join([done, *left])
 
@@ -52,42 +60,92 @@ def fold(
     untie: bool = False,
     for_training: bool = False,
     inverse: Folding | None = None,
+    batch: Any = None,
 ) -> Folding:
-    """Fold the norms of a model of transformers into the linear maps that read them; in place, exactly.
+    """Fold the norms of a model of transformers, or the batch norms of any, into the maps beside them; in place.
 
     W (g * z + b) + c = (W diag(g)) z + (c + W b). The bits are those that `normkit fold` writes for the same model on
     disk. The folded model is equal in evaluation mode.
 
+    A BatchNorm y = a x + s with running statistics, a = weight / sqrt(running_var + eps), goes into the convolution or
+    linear map before it, W' = a W and b' = (b - running_mean) a + bias, else into the one after it, W' = W a and
+    b' = b + W s, and an Identity takes its place. What stands beside it is seen in one run on `batch`. A norm stays,
+    with the reason, where the fold would not be exact: another reader between, a shared or hooked module, a shift
+    into padded zeros.
+
     Args:
-        model: A model of a declared family (`normkit.models.family.declared_types()`).
+        model: A model of a declared family (`normkit.models.family.declared_types()`); with "batchnorm", any module.
         operations: Any of "gain" and "bias" (of all norms but the final one), "final" (the norm before the head),
             "centre" (what is written to a sum that only LayerNorms read loses its mean), "rms" (LayerNorms become
-            RMSNorms), "value" (the bias of values moves behind the attention). None: "gain", "bias" and "final".
+            RMSNorms), "value" (the bias of values moves behind the attention). Or "batchnorm" alone. None: "batchnorm"
+            for a model with batch norms, else "gain", "bias" and "final".
         untie: Give a tied head a table of its own.
         for_training: The model will be trained further: dropout is then an error.
         inverse: Undo this folding instead: norms, gains and biases come back bit for bit, W is divided by g and
             rounded once. Centred weights stay centred, which no LayerNorm sees, and an untied head keeps its table.
+        batch: For batch norms, an input: a tensor, a tuple of arguments or a dictionary of keyword arguments. None:
+            one is made up for the first convolution or linear map.
 
     Returns:
         What was done, and what undoes it.
 
     Raises:
-        KindError: If it is not a model of transformers.
+        KindError: If it is not a model of transformers, or no module at all.
         ModelError: If the model's family is not declared, or its weights are not finite.
         InputError: If nothing can be done, with the reason; or a LayerNorm that would become an RMSNorm has another
-            eps than its config.
+            eps than its config; or the model with batch norms does not run on the batch.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+        >>> fold(model).proof.is_exact, model
+        (True, Sequential(
+          (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
+          (1): Identity()
+          (2): ReLU()
+        ))
 
     Source:
         Jiang et al. 2023, arXiv:2305.14858, for LayerNorm -> RMSNorm; the conditions: docs/explanation/folding.md.
     """
     if inverse is not None:
         return _undo(model, inverse)
+    if operations is None and isinstance(model, nn.Module):
+        is_batch = any(isinstance(module, _BatchNorm) for module in model.modules())
+        operations = ["batchnorm"] if is_batch else None
+    if operations is not None and set(operations) == {"batchnorm"}:
+        if untie or for_training:
+            raise InputError(
+                "untie and for_training are not for batch norms: a folded one no longer normalizes; leave them out"
+            )
+        return _fold_batch_norms(model, batch)
+    if "batchnorm" in (operations or ()):
+        raise InputError(BATCH_NORMS)
     opened = open_model(model)
     plan = make_plan(opened, operations=operations, untie=untie, for_training=for_training, change_class=False)
     plan.require_change()
     _require_eps(model, plan)
     with one_thread_an_operation():
         return _apply(model, plan, opened.source)
+
+
+def _fold_batch_norms(model: nn.Module, batch: Any) -> Folding:
+    planned, call = plan_batch_norms(model, batch)
+    proof = prove(model, planned, call)
+    if not proof.is_exact:
+        raise InputError(
+            f"the folded {type(model).__name__} would differ by {proof.exact:.2g} of {proof.largest:.2g} in float64: a "
+            "run does not show all that it computes; it is left as it was"
+        )
+    named = dict(model.named_parameters())
+    before = {
+        name: named[name].detach().clone()
+        for path in planned.maps
+        for name in (f"{path}.weight", f"{path}.bias")
+        if name in named
+    }
+    norms = {norm.name: model.get_submodule(norm.name) for norm in planned.plan.norms if norm.readers}
+    set_folded(model, planned)
+    return Folding(plan=planned.plan, vectors=before, columns={}, norms=norms, proof=proof)
 
 
 def _require_eps(model: nn.Module, plan: FoldPlan) -> None:
@@ -170,6 +228,11 @@ def _give_own(model: nn.Module, name: str, table: Tensor) -> Tensor:
 def _undo(model: nn.Module, folding: Folding) -> Folding:
     for path, norm in folding.norms.items():
         model.set_submodule(path, norm)
+    if folding.proof is not None:
+        for change in folding.plan.norms:
+            for path in change.readers:
+                if f"{path}.bias" not in folding.vectors:
+                    model.get_submodule(path).register_parameter("bias", None)
     state = model.state_dict()
     with torch.no_grad():
         for edit in folding.plan.edits:
@@ -182,6 +245,6 @@ def _undo(model: nn.Module, folding: Folding) -> Folding:
                 matrix.index_copy_(edit.gain_axis, (by == 0).nonzero().flatten(), folding.columns[edit.name])
         for name, value in folding.vectors.items():
             state[name].copy_(value)
-    if folding.norms:
+    if folding.norms and folding.proof is None:
         delattr(model.config, KEY)
     return folding

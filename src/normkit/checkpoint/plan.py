@@ -16,8 +16,9 @@ from normkit.errors import InputError, ModelError
 if TYPE_CHECKING:
     from normkit.checkpoint.reader import TensorInfo
 
-Operation = Literal["gain", "bias", "centre", "rms", "final", "value"]
+Operation = Literal["gain", "bias", "centre", "rms", "final", "value", "batchnorm"]
 OPERATIONS: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")
+"""The operations of a checkpoint, in order; "batchnorm" is done in memory, and alone."""
 
 DTYPES = ("same", "float32")
 """The choices for the dtype of the written weights."""
@@ -238,7 +239,7 @@ class FoldPlan:
     untie: bool
     """Whether a tied head gets a table of its own."""
     edits: tuple[Edit, ...]
-    """One for each output tensor, in the order of the source's tensors; created ones last."""
+    """One for each output tensor, in the order of the source's tensors; created ones last. None for batch norms."""
     removed: tuple[str, ...] = ()
     """Source tensors that the output does not have."""
     norms: tuple[NormChange, ...] = ()

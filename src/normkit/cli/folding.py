@@ -53,6 +53,10 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     given = tuple(name.strip() for name in value.split(",") if name.strip())
     if given == ("all",):
         return OPERATIONS
+    if "batchnorm" in given:
+        from normkit.checkpoint.planning import BATCH_NORMS
+
+        raise click.BadParameter(BATCH_NORMS, ctx, parameter)
     if not given or not set(given) <= set(OPERATIONS):
         wrong = next((name for name in given if name not in OPERATIONS), value)
         expected = f"expected all, or some of {','.join(OPERATIONS)}, got {wrong!r}"

@@ -1,0 +1,129 @@
+"""A scale and a shift of channels, moved into the convolution or linear map beside them; in float64.
+
+x -> a (W x + b - m) + c    is W' = a W per output channel, b' = (b - m) a + c
+x -> W (a x + s) + b        is W' = W a per input channel, b' = b + sum W s, if s reaches all outputs alike
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.checkpoint.arithmetic import rounded
+from normkit.text import dtype_name
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+MAPS = (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Affine:
+    """A BatchNorm in evaluation mode: y = scale (x - mean) + bias = scale x + shift, in float64, of shape (n,)."""
+
+    scale: Tensor
+    mean: Tensor
+    bias: Tensor
+
+    @property
+    def shift(self) -> Tensor:
+        """What it adds to 0."""
+        return self.bias - self.mean * self.scale
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """Weight and bias of a convolution or linear map in float64."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+def affine(norm: nn.Module) -> Affine:
+    """Scale, mean and bias of a BatchNorm with running statistics."""
+    mean, var = (getattr(norm, name).detach().double() for name in ("running_mean", "running_var"))
+    weight, bias = (getattr(norm, name) for name in ("weight", "bias"))
+    gain = torch.ones_like(mean) if weight is None else weight.detach().double()
+    return Affine(
+        scale=gain / (var + norm.eps).sqrt(),
+        mean=mean,
+        bias=torch.zeros_like(mean) if bias is None else bias.detach().double(),
+    )
+
+
+def values_of(layer: Any) -> Values:
+    """Weight and bias of a map, with zeros for a bias that it lacks."""
+    weight = layer.weight.detach().double().cpu()
+    if layer.bias is None:
+        size = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+        return Values(weight, torch.zeros(size, dtype=torch.float64))
+    return Values(weight, layer.bias.detach().double().cpu())
+
+
+def against_shift(layer: Any) -> str | None:
+    """Why a constant per channel that is added to the input of a map is none in its output; None if it is.
+
+    A convolution gives each output b + sum over taps of W x. Where all taps meet the input, x + s gives sum W s more:
+    one number for each output channel. Padded zeros are not shifted; a padding that repeats the input is.
+    """
+    if isinstance(layer, nn.Linear):
+        return None
+    is_point = set(layer.kernel_size) == {1}
+    if isinstance(layer, TRANSPOSED):
+        if is_point and set(layer.stride) == {1} and set(layer.output_padding) == {0}:
+            return None
+        return "into a transposed convolution a shift cannot go: its outputs meet different weights"
+    is_padded = not is_point if layer.padding == "same" else layer.padding != "valid" and any(layer.padding)
+    if not is_padded or layer.padding_mode != "zeros":
+        return None
+    return "its shift cannot go into a convolution that pads zeros: at the border it would meet fewer weights"
+
+
+def multiplied(layer: Any, old: Values, by: Affine, *, is_after: bool) -> Values:
+    """The values of a map that does what it and the norm before or after it did.
+
+    Args:
+        layer: The map: its class and its groups.
+        old: Its values so far.
+        by: The norm.
+        is_after: The map stands after the norm.
+    """
+    scale, mean, bias, shift = (each.cpu() for each in (by.scale, by.mean, by.bias, by.shift))
+    weight, groups = old.weight, getattr(layer, "groups", 1)
+    tail = [1] * (weight.dim() - 2)
+
+    def table(values: Tensor) -> Tensor:
+        # The second axis of a weight counts the channels of one group, the first all channels of the other side.
+        if isinstance(layer, TRANSPOSED) is is_after:
+            return values.view(-1, 1, *tail)
+        return (
+            values.view(groups, -1).repeat_interleave(weight.shape[0] // groups, 0).view(*weight.shape[:1], -1, *tail)
+        )
+
+    if not is_after:
+        return Values(weight * table(scale), (old.bias - mean) * scale + bias)
+    moved = weight * table(shift)
+    if isinstance(layer, TRANSPOSED):
+        added = moved.view(groups, weight.shape[0] // groups, weight.shape[1], -1).sum((1, 3)).flatten()
+    else:
+        added = moved.flatten(1).sum(1)
+    return Values(weight * table(scale), old.bias + added if bool((shift != 0).any()) else old.bias)
+
+
+def lost(layer: Any, new: Values) -> str | None:
+    """Why values do not fit into the dtype of a map; None if they do.
+
+    Rounding moves each weight by half a unit at most, so that a row moves by no more than half a unit of its length.
+    Twice that means that its weights fell below the range of the dtype.
+    """
+    dtype = layer.weight.dtype
+    kept = [rounded(each.contiguous(), dtype).double() for each in (new.weight, new.bias)]
+    if not all(bool(each.isfinite().all()) for each in kept):
+        return f"the folded weights do not fit into {dtype_name(dtype)}; fold the model in float32"
+    moved, length = ((each.flatten(1).norm(dim=1)) for each in (kept[0] - new.weight, new.weight))
+    if bool((moved > torch.finfo(dtype).eps * length).any()):
+        return f"the folded weights fall below the range of {dtype_name(dtype)}; fold the model in float32"
+    return None
