@@ -128,6 +128,8 @@ EXTRA_TESTS = {
     "watching/test_compile.py": "torch.compile",
     "measurement/test_counting_a_text.py": "normkit.measurement.sampling: what a probe counts of a text",
     "measurement/test_own_formula.py": "normkit.measurement.sampling: outputs against their own formula",
+    "rules/test_media_families.py": "all rules together, on untrained models of images and of sound",
+    "cli/test_media.py": "normkit inspect on images and on sound",
     "rules/test_families.py": "all rules together, on untrained models of many families",
 }
 

@@ -53,7 +53,7 @@ def counted(number: int, noun: str) -> str:
         >>> counted(1, "norm"), counted(1300, "row")
         ('1 norm', '1,300 rows')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def shortened(names: Sequence[str], most: int = 3) -> str:

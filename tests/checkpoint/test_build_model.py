@@ -68,7 +68,7 @@ def test_only_a_reader_of_text_where_one_is_wanted(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     weights = model.state_dict()
     assert build_model(read_config(tmp_path), weights, tmp_path).missing == []
-    with pytest.raises(ModelError, match="only models that read text"):
+    with pytest.raises(ModelError, match="this command runs models that read text"):
         build_model(read_config(tmp_path), weights, tmp_path, text_only=True)
 
 

@@ -285,7 +285,7 @@ def test_weights_and_configurations_that_do_not_fit(gpt2: Path, edit: object) ->
 def test_an_image_model(tmp_path: Path) -> None:
     sizes = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     ViTModel(ViTConfig(**sizes, intermediate_size=24, image_size=8, patch_size=4)).save_pretrained(tmp_path)
-    assert one_line(str(tmp_path)).startswith("only models that read text are inspected in this version: ViTModel ")
+    assert one_line(str(tmp_path)).startswith("this command runs models that read text, ViTModel reads pixel_values")
 
 
 # What a checkpoint must not be able to do.

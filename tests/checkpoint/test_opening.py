@@ -127,7 +127,7 @@ def test_classes_of_text_models_in_larger_ones_of_bodies_and_of_images(tmp_path:
     assert not hasattr(config, "auto_map")
     _, found = model_class({"model_type": "vit", "architectures": ["ViTModel"]}, tmp_path)
     assert found is transformers.ViTModel
-    with pytest.raises(ModelError, match=r"only models that read text .* ViTModel reads pixel_values"):
+    with pytest.raises(ModelError, match=r"runs models that read text, ViTModel reads pixel_values"):
         check_reads_text(found)
     check_reads_text(transformers.BertModel)
     assert body_class(transformers.BertConfig()) is transformers.BertModel

@@ -16,19 +16,23 @@ from typing import Any
 
 from normkit.checkpoint.build_model import BuiltModel, build_model, quiet_libraries, recorded, replay
 from normkit.checkpoint.hub import find_model
-from normkit.checkpoint.model_folder import ADAPTER, CONFIG, read_weights, weight_files
+from normkit.checkpoint.model_folder import ADAPTER, CONFIG, read_json, read_weights, weight_files
 from normkit.checkpoint.opening import read_config
 from normkit.errors import InputError, KindError, ModelError
-from normkit.text import quoted, shortened, typed_line
+from normkit.text import clipped, quoted, shortened, typed_line
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+
+PROCESSOR = "preprocessor_config.json"
+_SIDE = 8192
+"""The most pixels of a side of an image that a processor may ask for."""
 
 _TOKENIZERS = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LoadedModel:
-    """A model that reads text, ready to run, and where it came from."""
+    """A model, ready to run, and where it came from."""
 
     model: Any
     """In evaluation mode. The caller gives decoder_input_ids to an encoder-decoder
@@ -43,6 +47,9 @@ class LoadedModel:
     """The folder that the files were read from."""
     notes: tuple[str, ...]
     """Parts that did not fit while loading, one line each."""
+    processor: Any = None
+    """The image processor or the feature extractor of transformers for a model that reads images or sound; the reason,
+    as text, if it cannot be loaded."""
 
 
 def load_model(
@@ -52,6 +59,7 @@ def load_model(
     revision: str | None = None,
     local_files_only: bool = False,
     show_downloads: bool = False,
+    text_only: bool = True,
 ) -> LoadedModel:
     """Load a model of transformers from a folder, or from the Hub if there is no such folder.
 
@@ -61,6 +69,7 @@ def load_model(
         revision: Branch, tag or commit of a Hub id.
         local_files_only: Ask no server; a Hub id must be in the cache.
         show_downloads: Leave the Hub's download bars on.
+        text_only: Refuse a model that reads images or sound.
 
     Raises:
         ModelError: If the model cannot be loaded, for whatever reason; one line.
@@ -75,8 +84,9 @@ def load_model(
     # Before transformers is imported, so that a mistake costs a moment and not seconds.
     values, files = read_config(path, infinity=True), weight_files(path)
     with quiet_libraries():
-        built, notes = _built(path, values, files, dtype, text_only=True)
+        built, notes = _built(path, values, files, dtype, text_only=text_only)
         tokenizer, tokenizer_note = _tokenizer(path)
+        processor = None if built.model.main_input_name == "input_ids" else _processor(path, built.model)
     return LoadedModel(
         model=built.model,
         tokenizer=tokenizer,
@@ -84,6 +94,7 @@ def load_model(
         architecture=type(built.model).__name__,
         path=path,
         notes=(*notes, *tokenizer_note),
+        processor=processor,
     )
 
 
@@ -198,6 +209,38 @@ def _tokenizer(folder: Path) -> tuple[Any, tuple[str, ...]]:
     except Exception as error:
         return None, (f"its tokenizer cannot be loaded ({typed_line(error)})",)
     return tokenizer, ()
+
+
+def _processor(folder: Path, model: Any) -> Any:
+    """What makes a model's input of images or of sound; if it cannot be loaded, the reason."""
+    import transformers
+
+    is_image = model.main_input_name == "pixel_values"
+    named: dict[str, Any] = {}
+    for file in (PROCESSOR, "processor_config.json"):
+        if (folder / file).is_file():
+            found = read_json(folder / file)
+            part = found.get("image_processor" if is_image else "feature_extractor", found)
+            named |= part if isinstance(part, dict) else {}
+    if not named:
+        return f"it has no {PROCESSOR}; save the processor of the model beside it"
+    if sizes := [size for key in ("size", "crop_size", "pad_size") for size in _sizes(named.get(key)) if size > _SIDE]:
+        return f"its {PROCESSOR} asks for images of {sizes[0]} pixels a side, expected at most {_SIDE}; correct it"
+    kind = str(named.get("image_processor_type") or named.get("feature_extractor_type") or "")
+    if named.get("auto_map") and not hasattr(transformers, kind.removesuffix("Fast")):
+        return "its processor is code that comes with the model, which is never run; give a processor of transformers"
+    auto = transformers.AutoImageProcessor if is_image else transformers.AutoFeatureExtractor
+    try:
+        return auto.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # each processor checks its values in its own way
+        return (
+            f"its {PROCESSOR} cannot be used ({clipped(typed_line(error), 160)}); save the model's own processor there"
+        )
+
+
+def _sizes(size: Any) -> list[int]:
+    values = size.values() if isinstance(size, dict) else size if isinstance(size, list) else [size]
+    return [value for value in values if isinstance(value, int)]
 
 
 def _count(names: list[str]) -> str:

@@ -120,8 +120,8 @@ def check_reads_text(class_: type[Any]) -> None:
     """Raise ModelError for a class of transformers that reads images or speech."""
     if class_.main_input_name != "input_ids":
         raise ModelError(
-            f"only models that read text are inspected in this version: {class_.__name__} reads "
-            f"{class_.main_input_name}; give a language model or a text encoder"
+            f"this command runs models that read text, {class_.__name__} reads {class_.main_input_name}; give a "
+            "language model or a text encoder, or use normkit inspect, which runs models of images and sound as well"
         )
 
 

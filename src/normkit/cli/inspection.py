@@ -39,6 +39,19 @@ _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
 @click.command("inspect", short_help="Measure and check every norm of a model; without MODEL, a demo.")
 @model_argument("model", "[MODEL]", required=False)
 @run_options
+@click.option(
+    "--images",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Images to run a vision model on.  [default: photographs of matplotlib and scikit-learn]",
+)
+@click.option(
+    "--audio",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="PATH",
+    help="A .wav file or a folder of some, for a speech model; may be repeated.  [default: a synthesized signal]",
+)
 @site_option
 @click.option("--token", is_flag=True, help="Also print what the norm does to one token, step by step.")
 @click.option("--train-step", is_flag=True, help="Also run one training step on one batch; no weight changes.")
@@ -73,6 +86,8 @@ def inspect_model(
     ctx: click.Context,
     model: str | None,
     text: str | None,
+    images: Path | None,
+    audio: tuple[Path, ...],
     max_tokens: int,
     seq_length: int | None,
     batch_size: int,
@@ -90,10 +105,11 @@ def inspect_model(
     local_files_only: bool,
     quiet: bool,
 ) -> None:
-    """Run MODEL on a text, measure every norm in it, check it against the rules, and write a report.
+    """Run MODEL on a text, images or sound, measure every norm in it, check it against the rules, and write a report.
 
     MODEL is a folder with a transformers model, a config.json or model.safetensors in one, or else a Hub id such as
-    org/name[@revision]. Only safetensors are read, and code that comes with a model is never run.
+    org/name[@revision]. Images and sound go through the model's own processor. Only safetensors are read, and code that
+    comes with a model is never run.
 
     Without MODEL, the demo: a small GPT-2 with one fault, and its healthy twin. With --token and without MODEL, the
     healthy twin. The report is DIR/NAME/report.html and report.json; with --site it still holds all norms.
@@ -117,9 +133,20 @@ def inspect_model(
     # Read before the model is, so that a mistake in the file is reported at once.
     _, unwritten = baseline.declared(intent)
     words = None if text is None else read_text(text, max_tokens)
-    loaded = load(model, dtype=dtype, revision=revision, local_files_only=local_files_only, shown=shown)
+    loaded = load(
+        model, dtype=dtype, revision=revision, local_files_only=local_files_only, shown=shown, text_only=False
+    )
     folder = None if no_report else output_folder(out, loaded.name, source=loaded.path)
-    batches = batches_for(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
+    batches = batches_for(
+        loaded,
+        text,
+        words,
+        length=seq_length,
+        max_tokens=max_tokens,
+        batch_size=batch_size,
+        images=images,
+        sound=audio,
+    )
     if not quiet:
         for remark in loaded.notes:
             note(remark)
@@ -173,7 +200,8 @@ def _origin(ctx: click.Context) -> str:
     for parameter in given_parameters(ctx):
         value = ctx.params[parameter.name or ""]
         option = [] if isinstance(parameter, click.Argument) else [parameter.opts[-1]]
-        words += option if value is True else [*option, str(value)]
+        for each in value if isinstance(value, tuple) else [value]:
+            words += option if each is True else [*option, str(each)]
     packages = ", ".join(f"{package} {version(package)}" for package in ("normkit", "torch", "transformers"))
     return f"{words[0]} {shlex.join(words[1:])} ({packages})"
 

@@ -1,7 +1,8 @@
-"""The model of a verb, and the text that the user gave for it."""
+"""The model of a verb, and the text, images or sound that the user gave for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -9,18 +10,33 @@ import click
 from normkit import demo
 from normkit.checkpoint.loading import LoadedModel, load_model
 from normkit.errors import InputError
-from normkit.measurement import texts
+from normkit.measurement import media, texts
 from normkit.measurement.texts import Batches
 
 # Reading stops at this many characters per token: no text needs more.
 _CHARACTERS_A_TOKEN = 32
 
 
-def load(model: str, *, dtype: str, local_files_only: bool, shown: bool, revision: str | None = None) -> LoadedModel:
+def load(
+    model: str,
+    *,
+    dtype: str,
+    local_files_only: bool,
+    shown: bool,
+    revision: str | None = None,
+    text_only: bool = True,
+) -> LoadedModel:
     """Load the model that the user named; stderr says so first, if progress is shown."""
     if shown:
         click.echo(f"loading {model}", err=True)
-    return load_model(model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown)
+    return load_model(
+        model,
+        dtype=dtype,
+        revision=revision,
+        local_files_only=local_files_only,
+        show_downloads=shown,
+        text_only=text_only,
+    )
 
 
 def read_text(path: str, max_tokens: int) -> str:
@@ -50,8 +66,29 @@ def batches_for(
     length: int | None,
     max_tokens: int,
     batch_size: int,
+    images: Path | None = None,
+    sound: Sequence[Path] = (),
 ) -> Batches:
-    """`texts.batches_for` of the text that was read at a path ("-" for stdin); without one, of the text that ships."""
+    """What a model is run on: the text that was read at a path ("-" for stdin), images or sound; or what ships of it.
+
+    Raises:
+        InputError: If something else is given than the model reads, or a file cannot be used.
+        ModelError: If its tokenizer or processor cannot be used.
+    """
+    main = loaded.model.main_input_name
+    reads = {"input_ids": "--text", "pixel_values": "--images", "input_features": "--audio", "input_values": "--audio"}
+    option = reads.get(main)
+    if option is None:
+        raise InputError(
+            f"{loaded.architecture} reads {main}, which no option gives; run nk.inspect(model, batches) on your own"
+        )
+    for given, is_given in (("--text", path is not None), ("--images", images is not None), ("--audio", bool(sound))):
+        if is_given and given != option:
+            raise InputError(f"{loaded.architecture} reads {main}: give {option} in place of {given}")
+    if option == "--images":
+        return media.from_images(loaded, images, batch_size=batch_size)
+    if option == "--audio":
+        return media.from_sound(loaded, sound, words=demo.text())
     is_own = path is not None and words is not None
     name = "demo text" if path is None else "stdin" if path == "-" else Path(path).name
     return texts.batches_for(

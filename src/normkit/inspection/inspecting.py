@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -36,10 +37,12 @@ from normkit.measurement.running import (
     first_of,
     first_tokens,
     name_of_ids,
+    row_name,
     rows,
     runner,
     token_ids,
     token_mask,
+    unit,
     vocabulary,
 )
 from normkit.measurement.sampling import Probe
@@ -131,10 +134,11 @@ def inspect(
     first text alone.
 
     Args:
-        model: A transformer, on any device.
+        model: A transformer or another network with norms, on any device.
         batches: One batch, or an iterable of them. A batch is a dictionary of keyword arguments, as a tokenizer's
             output is, a tensor, or a tuple of positional arguments, with tensors, numbers, strings, None, and lists,
             tuples and dictionaries of these in it. A list is one batch only inside an iterable, as of a DataLoader.
+            Rows are tokens, or what the norms see of images (B, C, H, W) and sound: patches, pixels, channels, frames.
             Where there is an "attention_mask" (B, T), tokens with a 0 enter no statistic; rows that are none of its
             tokens, as in a decoder behind a padded encoder, enter all.
         name: Name of the model in the report.
@@ -182,16 +186,18 @@ def inspect(
         paths = [norm.path for norm in structure.sites]
         path = _middle_site(structure) if site is None else chosen(paths, site, name or "the model")[0]
         baseline.check_fits(declared, paths)
-        tokens, padding, seen = 0, 0, set[int]()
+        tokens, padding, seen, counts = 0, 0, set[int](), unit(first)
         loss = NextTokenLoss(model, few, outputs[0])
         outputs.clear()
-        token = next((TokenRow(norm, first) for norm in structure.sites if norm.path == path), None)
+        walked = [norm for norm in structure.sites if norm.path == path] if counts == "token" else []
+        token = TokenRow(walked[0], first) if walked else None
         layout = structure.layout(is_pooled=False)
         data = DataStatistics(model, structure.others)
         with Probe(model, layout) as probe, observed(model, data.sites, (), (), data):
             for index, batch in enumerate(chain([first], stream)):
                 report("text", index, 0)
-                mask, ids = token_mask(batch), token_ids(batch)
+                # The mask of a recording tells its samples, of an image its pixels: a norm has other rows.
+                mask, ids = token_mask(batch) if counts == "token" else None, token_ids(batch)
                 probe.batch(mask, ids)
                 with ExitStack() as first_alone:
                     if index == 0:
@@ -205,15 +211,20 @@ def inspect(
                 shape = (1, 1) if mask is None else mask.shape
                 if mask is None and first_of(batch).dim():
                     # A batch of single rows has one token a row.
-                    shape = (*first_of(batch).shape, 1)[:2]
+                    shape = (*first_of(batch).shape, 1)[: 2 if counts == "token" else 1]
                 whole = math.prod(shape)
                 counted = whole if mask is None else int(mask.sum())
                 tokens, padding = tokens + counted, padding + whole - counted
-                if ids is not None:
+                if ids is not None and counts == "token":
                     seen |= {*(ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist()}
         measured = probe.measured(decode)
         dtypes = {each: dtype_name(entering) for each, (entering, _) in layout.dtypes.items()}
-        sites = measured.sites(structure, gain_gradient_errors(structure.sites, dtypes))
+        entered = {call.path: call.input_shape for call in reversed(structure.called.modules)}
+        entered |= {f"{call.parent}:{call.function}": call.input_shape for call in structure.called.functions}
+        sites = tuple(
+            replace(site, row=row_name(few, entered.get(site.path, ()), site.spec.rows, site.role))
+            for site in measured.sites(structure, gain_gradient_errors(structure.sites, dtypes))
+        )
         leaks = find_leaks(model, structure, first)
     intended = stock_intent(model)
     facts = facts_of(
@@ -227,8 +238,9 @@ def inspect(
             "source": source,
             "tokens": tokens,
             "padding": padding,
-            "loss": loss.value,
+            "loss": loss.value if counts == "token" else math.nan,
             "distinct": len(seen) or None,
+            "unit": counts,
         },
         data=data,
         intent=intended,

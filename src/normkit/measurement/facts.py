@@ -189,6 +189,9 @@ class Site:
     float32."""
     factor: float = 1.0
     """A factor on the output besides the gain, where gain and bias show it."""
+    row: str = "token"
+    """What one of its rows is, or is a part of: "token"; of images "patch", "pixel", "channel", "group of channels" or
+    "image"; of sound "frame", "channel", "group of channels" or "recording"."""
 
     @property
     def eps_level(self) -> float:
@@ -337,10 +340,13 @@ class ModelFacts:
     source: str
     """The input, as in "demo text" or "random token ids, seed 0"."""
     tokens: int
-    """Tokens that entered statistics."""
+    """Tokens that entered statistics; or images, or recordings, as `unit` says."""
     padding: int
     """Tokens left out as padding."""
     loss: float = math.nan
     """Mean cross-entropy of the next token in nats, of a causal language model; NaN of any other."""
     distinct: int | None = None
-    """Distinct token ids among those that entered statistics; None where the batches hold none."""
+    """Distinct token ids among those that entered statistics; None where the batches hold none, or images or sound
+    beside them."""
+    unit: str = "token"
+    """What `tokens` counts: "token", "image" or "recording"."""

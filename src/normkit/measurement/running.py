@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from normkit.conventions.rows import Rows
 from normkit.errors import InputError
 from normkit.identification.state import in_mode
 
@@ -202,10 +203,11 @@ def part(batch: Batch, ids: Tensor, chosen: slice | list[int], columns: int | No
 
 
 def first_tokens(batch: Batch) -> dict[Any, Any]:
-    """The first row's first tokens, all of them attended to."""
+    """The first row's first tokens, all of them attended to; an image or a recording is taken whole."""
+    columns = _STRUCTURE_TOKENS if unit(batch) == "token" else None
 
     def small(name: str, value: Tensor) -> Tensor:
-        few = value[:1, :_STRUCTURE_TOKENS] if value.dim() > 1 else value
+        few = value[:1, :columns] if value.dim() > 1 else value
         return torch.ones_like(few) if name.endswith("attention_mask") else few
 
     return changed(batch, small)
@@ -257,6 +259,44 @@ def token_ids(batch: Batch) -> Tensor | None:
 def _is_ids(value: object) -> bool:
     whole = isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
     return whole and isinstance(value, Tensor) and value.dim() == 2 and value.numel() > 0
+
+
+def unit(batch: Batch) -> str:
+    """What a batch holds several of: "token", or "image" or "recording" for a model that reads these alone.
+
+    Images are floating-point tensors of four axes or more; recordings go by the names that transformers gives them.
+    """
+    found = [(name, value) for name, value in tensors(batch) if value.is_floating_point()]
+    if "input_ids" in batch or not found:
+        return "token"
+    if any(value.dim() > 3 for _, value in found):
+        return "image"
+    return "recording" if any(name in ("input_features", "input_values") for name, _ in found) else "token"
+
+
+def row_name(batch: Batch, shape: Sequence[int], rows: Rows, role: str) -> str:
+    """What one row of a norm is, told from the shape of what enters the norm in the run of a batch.
+
+    Args:
+        batch: The batch.
+        shape: Of what enters the norm.
+        rows: Which axes of it make a row.
+        role: The role of the norm: one of queries or keys has an axis of heads.
+    """
+    whole, ids = unit(batch), token_ids(batch)
+    if whole == "token" or (ids is not None and len(shape) == 3 and shape[:2] == ids.shape):
+        return "token"
+    if rows.are_samples:
+        if rows.groups == 1:
+            return whole
+        channels = shape[rows.channel_axis or 1]
+        return "channel" if rows.groups == channels else "group of channels"
+    taken = 1 if rows.are_places else len(rows.axes)
+    if len(shape) - taken == 1 and shape[0] == len(first_of(batch)):
+        return whole
+    if whole == "recording":
+        return "frame"
+    return "pixel" if len(shape) - taken == 3 and role != "query-key" else "patch"
 
 
 def vocabulary(model: nn.Module) -> int | None:

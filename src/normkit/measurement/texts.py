@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
 from normkit.errors import InputError, ModelError
+from normkit.text import clipped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,19 +93,26 @@ def from_random_ids(model: Any, *, length: int | None, max_tokens: int, batch_si
 
 
 def check_runs(model: Any, batch: dict[str, Tensor]) -> None:
-    """Run a model on the first few tokens of each window of a batch.
+    """Run a model on the first few tokens of each window of a batch, or on the first image or recording.
 
     Raises:
-        ModelError: If it cannot run on token ids alone.
+        ModelError: If it cannot run on token ids, or on what a processor gave, alone.
     """
     import torch
 
-    few = {key: value[:, :_SHORTEST_REST] for key, value in batch.items()}
+    is_text = "input_ids" in batch
+    few = {key: value[:, :_SHORTEST_REST] if is_text else value[:1] for key, value in batch.items()}
     try:
         with torch.no_grad():
             model(**few)
     except Exception as error:  # whatever the model's own code raises
         words = " ".join(str(error).split())
+        if not is_text:
+            shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in few.items())
+            raise ModelError(
+                f"{type(model).__name__} cannot be run on {shapes} ({type(error).__name__}: {clipped(words, 160)}); "
+                "give files of the size that it was made for, and its own processor"
+            ) from error
         raise ModelError(
             f"{type(model).__name__} cannot be run on token ids alone ({type(error).__name__}: {words}); "
             "give a language model or a text encoder"

@@ -54,7 +54,8 @@ _SECTIONS = {"run": "steps", "attention": "attention", "ellipsoid": "geometry", 
 _METHOD = (
     "Every norm was found by what it does, not by its name: its formula, eps and casts were recovered by calling a "
     "copy of it on chosen inputs.",
-    "Statistics are over the rows (one token, one head) that entered each norm while the text ran through the model; "
+    "Statistics are over the rows (one token, patch, pixel or frame, one head) that entered each norm while the model "
+    "ran; "
     "padding was left out. Quantiles are read off a histogram of eight bins an octave.",
     "A block's placement was read from how its output grows when its input is scaled, not from its code.",
     "Geometry is that of up to 64 rows a call, spread evenly over the tokens, and of at most 16 batches. "
@@ -89,6 +90,7 @@ def describe(inspection: Inspection) -> Report:
     width = f", width {model.width:,}" if model.width else ""
     kind = f" ({model.architecture})" if model.architecture else ""
     padding = f", {counted(model.padding, 'padding token')} left out" if model.padding else ""
+    rows = _rows(inspection)
     run = describe_run(training, found=inspection.worst in ("error", "warning")) if training else None
     folding = describe_foldedness(inspection)
     outcomes = _outcomes(inspection)
@@ -143,13 +145,24 @@ def describe(inspection: Inspection) -> Report:
     report = Report(
         title=model.name or model.class_name,
         gist=f"{model.class_name}{kind}, {size}{width}",
-        source=f"{model.source or 'the given batches'}: {counted(model.tokens, 'token')}{padding}",
+        source=f"{model.source or 'the given batches'}: {counted(model.tokens, model.unit)}{padding}{rows}",
         verdict=_verdict(inspection, run),
         facts=glance,
         sections=tuple(sections),
         findings=tuple(replace(each, sites=grouped_paths(each.sites, blocks)) for each in inspection.findings),
     )
     return printable(report)
+
+
+def _rows(inspection: Inspection) -> str:
+    """What the norms see of images or of sound; nothing where they see tokens."""
+    if inspection.model.unit == "token" or not inspection.sites:
+        return ""
+    kinds = Counter(site.row for site in inspection.sites).most_common()
+    if len(kinds) == 1:
+        return f"; one row of a norm is one {kinds[0][0]}"
+    each = (f"{counted(0, kind).removeprefix('0 ')} at {counted(count, 'norm')}" for kind, count in kinds)
+    return f"; rows are {', '.join(each)}"
 
 
 def describe_walk(walk: Walk) -> Section:

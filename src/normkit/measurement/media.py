@@ -1,0 +1,243 @@
+"""What a model of images or of sound is run on: the user's files, photographs that are installed, or a signal."""
+
+from __future__ import annotations
+
+import inspect as signatures
+import wave
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normkit.checkpoint.build_model import quiet_libraries
+from normkit.checkpoint.loading import LoadedModel
+from normkit.errors import InputError, ModelError
+from normkit.measurement.texts import Batches
+from normkit.text import clipped, counted, typed_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
+MOST_FILES = 64
+"""Of more images or recordings, the first are taken: statistics of rows hardly change from there on."""
+# A larger file would need more than a gigabyte.
+_MOST_PIXELS = 100_000_000
+_MOST_SECONDS = 30
+_SIGNAL_SECONDS = 6
+# What a decoder of words is given beside a sound.
+_WORDS = 64
+
+
+def from_images(loaded: LoadedModel, folder: Path | None, *, batch_size: int) -> Batches:
+    """Images as the model's own processor makes its input of them.
+
+    Args:
+        loaded: A model that reads pixel_values.
+        folder: Holds images; None takes the photographs that scikit-learn and matplotlib bring, whole and in quarters.
+        batch_size: Images a batch.
+
+    Raises:
+        InputError: If there is no image, or one cannot be read.
+        ModelError: If the processor is missing, or fails.
+    """
+    _require_processor(loaded, "images", "an image processor")
+    files = _photographs() if folder is None else _files(folder, IMAGES, "images", "--images FOLDER")
+    if not files:
+        raise InputError("no photographs are installed; give --images FOLDER")
+    taken = files[:MOST_FILES]
+    images: list[Image] = []
+    for file in taken:
+        image = _image(file)
+        images.append(image)
+        if folder is None:
+            half, lower = image.width // 2, image.height // 2
+            corners = [(left, top, left + half, top + lower) for left in (0, half) for top in (0, lower)]
+            images += [image.crop(corner) for corner in corners]
+    batches = [
+        _processed(loaded, f"images {start + 1} and following", images[start : start + batch_size])
+        for start in range(0, len(images), batch_size)
+    ]
+    if folder is None:
+        source = (
+            f"{counted(len(taken), 'photograph')} ({', '.join(file.name for file in taken)}), whole and in quarters"
+        )
+    else:
+        source = f"{_some(taken, files)} of {folder.resolve().name or folder}"
+    return Batches(batches=tuple(batches), source=source, decode=None)
+
+
+def from_sound(loaded: LoadedModel, given: Sequence[Path], *, words: str = "") -> Batches:
+    """Recordings as the model's own feature extractor makes its input of them, one a batch, 30 seconds of each.
+
+    Args:
+        loaded: A model that reads input_features or input_values.
+        given: .wav files, or folders with some; without one, a signal is synthesized: a voice-like tone that glides,
+            with noise and pauses.
+        words: What a decoder reads; without words or without a tokenizer, token ids at random.
+
+    Raises:
+        InputError: If a file cannot be read, or has another rate than the model takes.
+        ModelError: If the feature extractor is missing, or fails.
+    """
+    _require_processor(loaded, "sound", "a feature extractor")
+    rate = getattr(loaded.processor, "sampling_rate", None)
+    if not isinstance(rate, int) or not 1000 <= rate <= 200_000:
+        raise ModelError(
+            f"{loaded.name}: expected a feature extractor with a sampling rate, found {rate!r}; correct it"
+        )
+    if not given:
+        batch = _processed(loaded, "the signal", _signal(rate), sampling_rate=rate)
+        source = f"a synthesized signal of {_SIGNAL_SECONDS} s at {rate:,} Hz"
+        return Batches(batches=(_with_words(loaded, batch, words),), source=source, decode=None)
+    files = [
+        file
+        for path in given
+        for file in (_files(path, (".wav",), ".wav files", "--audio FILE.wav") if path.is_dir() else [path])
+    ]
+    taken = files[:MOST_FILES]
+    batches = tuple(
+        _with_words(loaded, _processed(loaded, file.name, _wave(file, rate), sampling_rate=rate), words)
+        for file in taken
+    )
+    return Batches(batches=batches, source=f"{_some(taken, files)} at {rate:,} Hz", decode=None)
+
+
+def _require_processor(loaded: LoadedModel, what: str, kind: str) -> None:
+    if loaded.processor is None or isinstance(loaded.processor, str):
+        reason = loaded.processor or f"it has none; save {kind} of transformers beside it"
+        raise ModelError(f"{loaded.name} reads {what} through {kind}: {reason}")
+
+
+def _some(taken: Sequence[Path], files: Sequence[Path]) -> str:
+    if len(taken) < len(files):
+        return f"the first {len(taken)} of {len(files):,} files"
+    return taken[0].name if len(taken) == 1 else counted(len(taken), "file")
+
+
+def _files(folder: Path, suffixes: Sequence[str], what: str, advice: str) -> list[Path]:
+    """The files of a folder with some suffix, by name."""
+    if not folder.is_dir():
+        raise InputError(f"expected a folder with {what}, got {folder}; give {advice}")
+    found = sorted(file for file in folder.iterdir() if file.suffix.lower() in suffixes and file.is_file())
+    if not found:
+        raise InputError(f"expected {what} ({', '.join(suffixes)}) in {folder}, found none; give {advice}")
+    return found
+
+
+def _photographs() -> list[Path]:
+    """The photographs of other packages: two of scikit-learn, where it is installed, and one of matplotlib."""
+    import matplotlib
+
+    places = [Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"]
+    if (sklearn := find_spec("sklearn")) is not None and sklearn.submodule_search_locations:
+        images = Path(next(iter(sklearn.submodule_search_locations))) / "datasets" / "images"
+        places = [images / "china.jpg", images / "flower.jpg", *places]
+    return [place for place in places if place.is_file()]
+
+
+def _image(file: Path) -> Image:
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise InputError(
+                    f"{file} has {image.width:,} x {image.height:,} pixels, expected at most {_MOST_PIXELS:,}; scale it"
+                )
+            return image.convert("RGB")
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file makes Pillow raise errors of many types
+        words = clipped(typed_line(error), 160)
+        raise InputError(f"cannot read the image {file}: {words}; take it out, or save it again") from error
+
+
+def _processed(loaded: LoadedModel, what: str, given: Any, **options: Any) -> dict[str, Any]:
+    """What the processor returns, without what the model does not take."""
+    takes = signatures.signature(loaded.model.forward).parameters
+    try:
+        with quiet_libraries():
+            made = loaded.processor(given, return_tensors="pt", **options)
+    except Exception as error:  # each processor fails in its own way
+        words = clipped(typed_line(error), 160)
+        raise ModelError(f"{type(loaded.processor).__name__} of {loaded.name} failed on {what}: {words}") from error
+    dtype = loaded.model.dtype
+    batch = {
+        key: value.to(dtype) if value.is_floating_point() else value for key, value in made.items() if key in takes
+    }
+    if loaded.model.main_input_name not in batch:
+        raise ModelError(
+            f"{type(loaded.processor).__name__} of {loaded.name} gives {', '.join(made)}, the model reads "
+            f"{loaded.model.main_input_name}; save the model's own processor beside it"
+        )
+    return batch
+
+
+def _wave(file: Path, rate: int) -> np.ndarray[Any, Any]:
+    """The first 30 seconds of a .wav file, channels averaged, from -1 to 1.
+
+    Raises:
+        InputError: If it is no such file of whole numbers, is empty, or has another rate.
+    """
+    import numpy as np
+
+    try:
+        with wave.open(str(file), "rb") as sound:
+            found, channels, width = sound.getframerate(), sound.getnchannels(), sound.getsampwidth()
+            held = sound.readframes(_MOST_SECONDS * min(found, rate))
+    except OSError as error:
+        raise InputError(f"cannot read the sound {file}: {error.strerror}; give a .wav file") from None
+    except Exception as error:  # a damaged header makes the reader raise errors of many types
+        words = typed_line(error)
+        raise InputError(
+            f"expected a .wav file of whole numbers (PCM), {file} is none ({words}); convert it"
+        ) from error
+    if found != rate:
+        raise InputError(
+            f"{file} has {found:,} samples a second, the model takes {rate:,}; resample it: "
+            f"ffmpeg -i {file.name} -ar {rate} new.wav"
+        )
+    held = held[: len(held) // (width * channels) * width * channels]
+    if not held:
+        raise InputError(f"expected a sound in {file}, found no sample; give another file")
+    # Samples of one byte count from 0 to 255, of others from below 0.
+    bytes_ = np.frombuffer(held, np.uint8).reshape(-1, width).astype(np.int64)
+    values = (bytes_ << (8 * np.arange(width))).sum(1)
+    values = values - 128 if width == 1 else values - ((values >> (8 * width - 1)) << (8 * width))
+    mono: np.ndarray[Any, Any] = values.reshape(-1, channels).mean(1) / 2 ** (8 * width - 1)
+    return mono.astype(np.float32)
+
+
+def _signal(rate: int) -> np.ndarray[Any, Any]:
+    """A tone of 100 to 200 Hz with its harmonics in syllables of a third of a second, over a little noise."""
+    import numpy as np
+
+    time = np.arange(_SIGNAL_SECONDS * rate) / rate
+    pitch = 2 * np.pi * np.cumsum(150 + 50 * np.sin(1.7 * time)) / rate
+    voice = sum(np.sin(order * pitch) / order for order in range(1, 20))
+    loudness = np.clip(np.sin(2 * np.pi * 1.5 * time), 0, None) * (time % 3 < 2.5)
+    noise = np.random.default_rng(0).standard_normal(len(time))
+    signal: np.ndarray[Any, Any] = 0.2 * voice * loudness + 0.003 * noise
+    return signal.astype(np.float32)
+
+
+def _with_words(loaded: LoadedModel, batch: dict[str, Any], words: str) -> dict[str, Any]:
+    """The batch with ids for the decoder, of a model that has one."""
+    import torch
+
+    config, model = loaded.model.config, loaded.model
+    if not getattr(config, "is_encoder_decoder", False):
+        return batch
+    takes = signatures.signature(model.forward).parameters
+    if "decoder_input_ids" not in takes:
+        return batch
+    start = getattr(config, "decoder_start_token_id", None) or 0
+    most = min(_WORDS, int(getattr(config, "max_target_positions", None) or _WORDS) - 1)
+    if loaded.tokenizer is not None and words:
+        ids = list(loaded.tokenizer(words[: 16 * _WORDS])["input_ids"])[:most]
+    else:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(config.vocab_size, (most,), generator=generator).tolist()
+    return {**batch, "decoder_input_ids": torch.tensor([[start, *ids]])}

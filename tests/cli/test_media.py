@@ -1,0 +1,97 @@
+"""`normkit inspect` on models of images and of sound: results, and one line for every bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from PIL import Image
+
+from helpers import refused
+from media_models import saved, write_wave
+
+# Each runs the command on a whole model.
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved("ViT", tmp_path_factory.mktemp("vit"))
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved("Whisper", tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(autouse=True)
+def _pages_without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normkit.inspection.figures.drawings", lambda _inspection: ())
+
+
+def test_images(vit: Path, run: Run, tmp_path: Path) -> None:
+    done = run("inspect", vit)
+    assert done.exit_code == 0, done.output
+    assert "whole and in quarters: 15 images; one row of a norm is one patch" in " ".join(done.stdout.split())
+    assert "token" not in done.stdout.split("need a training run")[0]
+    Image.new("RGB", (50, 40), (200, 10, 10)).save(tmp_path / "a.png")
+    done = run("inspect", vit, "--images", tmp_path, "--json", "--no-report")
+    model = json.loads(done.stdout)["model"]
+    assert (model["source"], model["tokens"], model["unit"]) == (f"a.png of {tmp_path.name}", 1, "image")
+
+
+def test_sound(whisper: Path, run: Run, tmp_path: Path) -> None:
+    done = run("inspect", whisper, "--no-report")
+    assert done.exit_code == 0, done.output
+    rows = "a synthesized signal of 6 s at 16,000 Hz: 1 recording; rows are tokens at 7 norms, frames at 5 norms"
+    assert rows in " ".join(done.stdout.split())
+    files = [write_wave(tmp_path / name, [[1000], [-1000]] * 4000) for name in ("a.wav", "b.wav")]
+    done = run("inspect", whisper, "--audio", files[0], "--audio", files[1], "--format", "markdown", "--no-report")
+    assert "2 files at 16,000 Hz: 2 recordings" in done.stdout
+    assert done.stdout.count("--audio ") == 2
+
+
+def test_files_that_cannot_be_used(vit: Path, whisper: Path, run: Run, tmp_path: Path) -> None:
+    def line(*arguments: object) -> str:
+        return refused(run("inspect", *arguments, "--no-report"))
+
+    (tmp_path / "empty").mkdir()
+    assert "expected images (.jpg, " in line(vit, "--images", tmp_path / "empty")
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    assert "cannot read the image" in line(vit, "--images", tmp_path)
+    assert "ViTModel reads pixel_values: give --images in place of --audio" in line(vit, "--audio", tmp_path)
+    assert "give --audio in place of --images" in line(whisper, "--images", tmp_path)
+    (tmp_path / "text").write_text("some words")
+    assert "give --images in place of --text" in line(vit, "--text", tmp_path / "text")
+    sound = write_wave(tmp_path / "a.wav", [[0]], rate=8000)
+    assert "has 8,000 samples a second, the model takes 16,000" in line(whisper, "--audio", sound)
+
+
+def test_processors_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
+    folder = saved("ViT", tmp_path / "vit")
+    file = folder / "preprocessor_config.json"
+    whole = json.loads(file.read_text())
+
+    def line(**changes: object) -> str:
+        file.write_text(json.dumps({**whole, **changes}))
+        return refused(run("inspect", folder, "--no-report"))
+
+    # Of another size than the model's: its own words, on one line.
+    assert "ViTModel cannot be run on pixel_values (1, 3, 48, 48)" in line(size={"height": 48, "width": 48})
+    assert "asks for images of 100000 pixels a side, expected at most 8192" in line(size={"height": 10**5, "width": 8})
+    own = line(image_processor_type="OwnProcessor", auto_map={"AutoImageProcessor": "own.OwnProcessor"})
+    assert "its processor is code that comes with the model, which is never run" in own
+    assert "its preprocessor_config.json cannot be used" in line(image_processor_type="OwnProcessor")
+    file.write_text("{")
+    assert "expected JSON in" in refused(run("inspect", folder, "--no-report"))
+    file.unlink()
+    assert "it has no preprocessor_config.json" in refused(run("inspect", folder, "--no-report"))
+
+
+def test_other_verbs_say_which_one_runs_images(vit: Path, run: Run) -> None:
+    assert "this command runs models that read text, ViTModel reads pixel_values" in refused(run("explore", vit))

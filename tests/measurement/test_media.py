@@ -1,0 +1,173 @@
+"""Images and sound become the input of a model; every file that cannot be used is one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from media_models import write_wave
+from normkit.checkpoint.loading import LoadedModel
+from normkit.errors import InputError, ModelError
+from normkit.measurement.media import from_images, from_sound
+
+RATE = 16_000
+
+
+def sizes(images: Any, **_: str) -> dict[str, torch.Tensor]:
+    """A processor: the width, the height and the first red value of each image."""
+    return {
+        "pixel_values": torch.tensor([[image.width, image.height, image.getpixel((0, 0))[0]] for image in images]),
+        "unknown": torch.zeros(1),
+    }
+
+
+class Hears:
+    """A feature extractor that changes nothing."""
+
+    sampling_rate = RATE
+
+    def __call__(self, sound: Any, *, sampling_rate: int, **_: str) -> dict[str, torch.Tensor]:
+        assert sampling_rate == RATE
+        return {"input_values": torch.as_tensor(sound)[None]}
+
+
+class Model(torch.nn.Module):
+    dtype, main_input_name, config = torch.float32, "pixel_values", SimpleNamespace(is_encoder_decoder=False)
+
+    def forward(self, pixel_values: Any = None, input_values: Any = None) -> None: ...
+
+
+def loaded(processor: Any, reads: str = "pixel_values") -> LoadedModel:
+    model = Model()
+    model.main_input_name = reads
+    return LoadedModel(
+        model=model, tokenizer=None, name="tiny", architecture="Model", path=Path(), notes=(), processor=processor
+    )
+
+
+def heard(*files: Path) -> list[list[float]]:
+    return [batch["input_values"][0].tolist() for batch in from_sound(loaded(Hears(), "input_values"), files).batches]
+
+
+def test_photographs_that_are_installed() -> None:
+    made = from_images(loaded(sizes), None, batch_size=8)
+    rows = torch.cat([batch["pixel_values"] for batch in made.batches]).tolist()
+    assert [list(batch) for batch in made.batches] == [["pixel_values"], ["pixel_values"]]
+    # Each is there whole and in four quarters.
+    assert len(rows) == 15
+    assert rows[0][:2] == [640, 427]
+    assert rows[1][:2] == [320, 213]
+    assert made.source == "3 photographs (china.jpg, flower.jpg, grace_hopper.jpg), whole and in quarters"
+
+
+def test_photographs_of_a_core_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normkit.measurement.media.find_spec", lambda _name: None)
+    made = from_images(loaded(sizes), None, batch_size=8)
+    assert made.source == "1 photograph (grace_hopper.jpg), whole and in quarters"
+    monkeypatch.setattr("matplotlib.get_data_path", lambda: "nowhere")
+    with pytest.raises(InputError, match=r"^no photographs are installed; give --images FOLDER$"):
+        from_images(loaded(sizes), None, batch_size=8)
+
+
+def test_a_folder_of_images(tmp_path: Path) -> None:
+    Image.new("RGB", (5, 4), (7, 0, 0)).save(tmp_path / "b.png")
+    Image.new("L", (3, 2), 9).save(tmp_path / "a.PNG")
+    (tmp_path / "notes.txt").write_text("no image")
+    made = from_images(loaded(sizes), tmp_path, batch_size=8)
+    assert made.batches[0]["pixel_values"].tolist() == [[3, 2, 9], [5, 4, 7]]
+    assert made.source == f"2 files of {tmp_path.name}"
+
+
+def test_of_many_images_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normkit.measurement.media.MOST_FILES", 2)
+    for name in "abc":
+        Image.new("RGB", (1, 1)).save(tmp_path / f"{name}.png")
+    made = from_images(loaded(sizes), tmp_path, batch_size=8)
+    assert (len(made.batches[0]["pixel_values"]), made.source) == (2, f"the first 2 of 3 files of {tmp_path.name}")
+
+
+def test_folders_and_images_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(folder: Path, processor: Any = sizes) -> str:
+        with pytest.raises((InputError, ModelError)) as caught:
+            from_images(loaded(processor), folder, batch_size=8)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert refused(tmp_path / "none").startswith("expected a folder with images, got ")
+    assert refused(tmp_path).startswith("expected images (.jpg, ")
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff no image")
+    assert refused(tmp_path).startswith(f"cannot read the image {tmp_path / 'a.jpg'}: UnidentifiedImageError")
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.jpg")
+    whole = (tmp_path / "a.jpg").read_bytes()
+    (tmp_path / "a.jpg").write_bytes(whole[:-20])
+    assert "truncated" in refused(tmp_path)
+    (tmp_path / "a.jpg").write_bytes(whole)
+    monkeypatch.setattr("normkit.measurement.media._MOST_PIXELS", 4095)
+    assert refused(tmp_path).endswith("has 64 x 64 pixels, expected at most 4,095; scale it")
+    monkeypatch.undo()
+    missing = refused(tmp_path, "it has no preprocessor_config.json")
+    assert missing == "tiny reads images through an image processor: it has no preprocessor_config.json"
+    assert refused(tmp_path, Hears()).startswith("Hears of tiny failed on images 1 and following: TypeError")
+    assert refused(tmp_path, lambda _images, **_: {"x": torch.zeros(1)}).endswith(
+        "gives x, the model reads pixel_values; save the model's own processor beside it"
+    )
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_samples_of_every_width(tmp_path: Path, width: int) -> None:
+    largest = 2 ** (8 * width - 1)
+    file = write_wave(tmp_path / "a.wav", [[0], [largest - 1], [-largest], [-1]], width=width)
+    # Whole numbers of up to 24 bits are exact in float32.
+    expected = np.float32([0, (largest - 1) / largest, -1, -1 / largest]).tolist()
+    assert heard(file) == [expected]
+
+
+def test_channels_are_averaged_and_folders_read(tmp_path: Path) -> None:
+    write_wave(tmp_path / "b.wav", [[16384, -16384], [16384, 0]], channels=2)
+    write_wave(tmp_path / "a.wav", [[8192]])
+    assert heard(tmp_path) == [[0.25], [0.0, 0.25]]
+    long = write_wave(tmp_path / "b.wav", [[1]] * (31 * 100), rate=RATE)
+    assert len(heard(long)[0]) == 3100
+
+
+def test_thirty_seconds_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normkit.measurement.media._MOST_SECONDS", 1)
+    assert len(heard(write_wave(tmp_path / "a.wav", [[1]] * (RATE + 5)))[0]) == RATE
+
+
+def test_a_signal_is_synthesized() -> None:
+    made = from_sound(loaded(Hears(), "input_values"), [])
+    signal = made.batches[0]["input_values"]
+    assert made.source == "a synthesized signal of 6 s at 16,000 Hz"
+    assert signal.shape == (1, 6 * RATE)
+    # It has pauses, and is nowhere clipped.
+    assert signal.abs().max() < 1
+    assert signal[0, :RATE].std() > 10 * signal[0, -RATE // 3 :].std()
+
+
+def test_sounds_that_cannot_be_used(tmp_path: Path) -> None:
+    def refused(file: Path, processor: Any = None) -> str:
+        with pytest.raises((InputError, ModelError)) as caught:
+            from_sound(loaded(processor or Hears(), "input_values"), [file])
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    file = tmp_path / "a.wav"
+    assert refused(file) == f"cannot read the sound {file}: No such file or directory; give a .wav file"
+    assert refused(tmp_path) == f"expected .wav files (.wav) in {tmp_path}, found none; give --audio FILE.wav"
+    file.write_bytes(b"ID3")
+    assert refused(file).startswith(f"expected a .wav file of whole numbers (PCM), {file} is none (")
+    write_wave(file, [[1]], rate=44_100)
+    assert refused(file) == (
+        f"{file} has 44,100 samples a second, the model takes 16,000; resample it: ffmpeg -i a.wav -ar 16000 new.wav"
+    )
+    write_wave(file, [])
+    assert refused(file) == f"expected a sound in {file}, found no sample; give another file"
+    assert "expected a feature extractor with a sampling rate" in refused(file, sizes)
+    assert refused(file, "it has none").startswith("tiny reads sound through a feature extractor: it has none")

@@ -1,0 +1,74 @@
+"""Untrained models of images and of sound are clean, and their rows are named."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import normkit as nk
+from media_models import MODELS, media_model
+
+# Whole models of transformers.
+pytestmark = pytest.mark.slow
+
+_BATCH_NORMS = ("ResNet", "RegNet", "MobileNet")
+_ROWS = {
+    **{key: {"patch": 5} for key in ("ViT", "DeiT", "DINOv2")},
+    "CLIP": {"patch": 5, "image": 1},
+    "SigLIP": {"patch": 6},
+    "Swin": {"patch": 11},
+    "ConvNeXt": {"pixel": 6, "image": 1},
+    "DETR": {"patch": 11},
+    "Whisper": {"frame": 5, "token": 7},
+    "Wav2Vec2": {"channel": 1, "frame": 6},
+    "Wav2Vec2-large": {"frame": 8},
+}
+_PLACEMENTS = {
+    **{key: {"pre": 2} for key in ("ViT", "DeiT", "DINOv2", "CLIP", "SigLIP", "Wav2Vec2-large")},
+    **{key: {"pre": 4} for key in ("Swin", "Whisper")},
+    "Wav2Vec2": {"post": 2},
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("family", MODELS)
+def test_untrained_models_are_clean(family):
+    model, batch = media_model(family)
+    inspection = nk.inspect(model, batch)
+    assert [(found.rule, found.evidence) for found in inspection.findings if found.severity != "note"] == []
+    assert (inspection.model.tokens, inspection.model.unit) == (2, "image" if MODELS[family][1] else "recording")
+    assert dict(Counter(site.row for site in inspection.sites)) == _ROWS.get(family, {})
+    if family in _PLACEMENTS:
+        assert dict(Counter(block.placement for block in inspection.blocks)) == _PLACEMENTS[family]
+    if family in _BATCH_NORMS:
+        assert all("batch norm" in reason for _, reason in inspection.unrecognised)
+        assert inspection.unrecognised
+
+
+@pytest.mark.parametrize(
+    ("plant", "rule"),
+    [
+        (lambda norm: norm.weight.fill_(float("nan")), "E3"),
+        (lambda norm: norm.weight.zero_(), "B5"),
+        (lambda norm: setattr(norm, "eps", 1.0), "A1"),
+    ],
+    ids=["NaN", "zeroed", "eps"],
+)
+def test_a_fault_in_a_model_of_images_is_named_and_placed(plant, rule):
+    model, batch = media_model("ViT")
+    with torch.no_grad():
+        plant(model.get_submodule("layers.1.layernorm_after"))
+    found = {finding.rule: finding for finding in nk.inspect(model, batch).findings if finding.severity != "note"}
+    assert "layers.1.layernorm_after" in found[rule].sites
+
+
+def test_any_module_with_any_images():
+    """GroupNorm, InstanceNorm and a LayerNorm over all of an image, in a module of one's own."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.GroupNorm(8, 8), nn.LayerNorm((8, 6, 6))]
+    inspection = nk.inspect(nn.Sequential(*layers), torch.randn(4, 3, 8, 8))
+    assert [site.row for site in inspection.sites] == ["group of channels", "channel", "image"]
+    assert [finding.rule for finding in inspection.findings if finding.severity != "note"] == []
