@@ -129,6 +129,75 @@ def test_momentum_in_the_sense_of_keras(healthy):
     assert finding_of(inspected(model), "C10").severity == "note"
 
 
+# C11, and what other rules say of gains and biases of batch norms.
+
+
+def watched(model: nn.Module, steps: int = 4, rate: float = 0.05, decay: float = 0.0, size: int = 12) -> list:
+    held = [each for each in model.parameters() if each.requires_grad]
+    others = [each for each in model.parameters() if each.requires_grad and each.dim() == 1]
+    groups = [{"params": [each for each in held if each.dim() > 1]}, {"params": others, "weight_decay": decay}]
+    optimizer = torch.optim.SGD(groups, lr=rate)
+    with nk.watch(model, optimizer, every=2, say=lambda _: None) as watch:
+        for step in range(steps):
+            x = images(step)[..., :size, :size]
+            loss = nn.functional.cross_entropy(model(x), (x.mean((1, 2, 3)) > 0).long())
+            optimizer.zero_grad()
+            loss.backward()
+            watch.step(loss)
+            optimizer.step()
+        return watch.findings
+
+
+def rules_of(findings) -> set[str]:
+    return {found.rule for found in findings if found.severity != "note"}
+
+
+@pytest.mark.slow
+def test_a_frozen_batch_norm_that_still_gathers():
+    model = network().train()
+    assert rules_of(watched(model)) & {"B7", "B8", "C7", "C11"} == set()
+    model[4].requires_grad_(False)
+    found = {each.rule: each for each in watched(model)}
+    assert (found["C11"].severity, found["C11"].sites) == ("warning", ("4",))
+    # One of three is frozen: forgotten, or not.
+    assert found["B8"].sites == ("4",)
+    model[4].eval()
+    assert "C11" not in rules_of(watched(model))
+    model[4].requires_grad_(True)
+    found = next(each for each in watched(model) if each.rule == "C11")
+    assert (found.severity, found.sites) == ("note", ("4",))
+
+
+@pytest.mark.slow
+def test_weight_decay_on_the_gain_and_bias_of_a_batch_norm():
+    found = next(each for each in watched(network().train(), decay=0.1) if each.rule == "B7")
+    assert found.severity == "warning"
+    assert found.measured == "6 of 6 parameters of norms decayed"
+
+
+# C12.
+
+
+def test_a_branch_that_a_gain_of_zero_has_closed():
+    model = trained(network())
+    with torch.no_grad():
+        model[4].weight.zero_()
+    found = finding_of(inspected(model), "C12")
+    assert (found.severity, found.sites) == ("warning", ("4",))
+    assert found.evidence == ("4: all 8 gains are exactly 0",)
+    with torch.no_grad():
+        model[4].weight[3:] = 1.0
+        model[7].running_var[:2] = 0.0
+    found = finding_of(inspected(model), "C12")
+    assert (found.severity, found.sites) == ("note", ("7", "4"))
+    assert "4: of 8 channels 3 have a gain of 0, 0 a variance below eps" in found.evidence
+    # A block that begins as the identity.
+    model = network().eval()
+    with torch.no_grad():
+        model[4].weight.zero_()
+    assert finding_of(inspected(model), "C12") is None
+
+
 # Models of other people.
 
 

@@ -176,6 +176,9 @@ def test_batch_statistics_of_few_rows(c7):
     # Over samples alone there are at most as many as were fed in a step.
     assert c7(axes=(0,), rows=8) is None
     assert c7(axes=(0,), tokens=16) is None
+    # Images have no tokens: the shape of one tells its pixels.
+    assert c7(axes=(0, 2), rows=0, tokens=32) is None
+    assert c7(axes=(0, 2), rows=0, tokens=2).measured == "1 batch norm with batch statistics of 32 rows"
     assert c7(axes=(0,), tokens=2).measured == "1 batch norm with batch statistics of 2 rows"
     # An instance norm in training mode has no batch.
     assert c7(axes=(2,), rows=8, ranks=4) is None

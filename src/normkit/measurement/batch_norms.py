@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from normkit.identification.sites import NormSite, OtherNorm
+from normkit.identification.sites import NormSite, OtherNorm, is_within
 from normkit.identification.state import undisturbed
 from normkit.measurement.facts import BatchNorm
 from normkit.measurement.hooks import Listener
@@ -136,44 +136,56 @@ def _change(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], eps: float
 def batch_norms(
     model: nn.Module, others: Sequence[OtherNorm], data: DataStatistics | None = None
 ) -> tuple[BatchNorm, ...]:
-    """The norms of a model that keep running statistics, in forward order.
+    """The norms of a model that keep running statistics, in forward order, and then those with gains of 0.
 
     Args:
         model: The model, in the modes that are to be told.
         others: Its norms that no spec describes.
         data: What was counted of the data, or None.
     """
+    known = {other.path: other.passport for other in others if other.passport.readings.get("batch") is not None}
+    # With gains of 0 a norm is constant in these channels, and may not be identified.
+    silent = [
+        path
+        for path, part in model.named_modules()
+        if with_statistics(part) is part
+        and not any(is_within(path, each) for each in known)
+        and isinstance(gain := getattr(part, "weight", None), Tensor)
+        and not gain.is_meta
+        and bool((gain == 0).any())
+    ]
     found = []
-    for other in others:
-        module = model.get_submodule(other.path)
-        holder, reading = with_statistics(module), other.passport.readings.get("batch")
-        if holder is None or reading is None or reading.value is None or holder.running_mean.is_meta:
+    for path in (*known, *silent):
+        module, shape = model.get_submodule(path), known[path].shape if path in known else ()
+        holder, conventions = with_statistics(module), known[path].readings["batch"].value if path in known else {}
+        if holder is None or conventions is None or holder.running_mean.is_meta:
             continue
         mean, variance = (part.detach().double().cpu() for part in (holder.running_mean, holder.running_var))
         gain, bias = getattr(holder, "weight", None), getattr(holder, "bias", None)
         parts = [part for part in (gain, bias) if isinstance(part, Tensor)]
-        counted, eps = getattr(holder, "num_batches_tracked", None), float(reading.value.get("eps", math.nan))
-        share, batches = _share(module, other.passport.shape, reading.value["axes"]), -1
+        counted, eps = getattr(holder, "num_batches_tracked", None), float(conventions.get("eps", math.nan))
+        share, batches = _share(module, shape, conventions.get("axes", ())), -1
         if isinstance(counted, Tensor):
             batches = int(counted)
         left = (1 - share) ** batches if batches > 0 else math.nan
-        starts = zip((gain, bias), (1.0, 0.0), strict=True)
+        is_moved = isinstance(bias, Tensor) and bool(bias.any())
+        is_moved |= isinstance(gain, Tensor) and bool((gain != 1).any() and gain.any())
         found.append(
             BatchNorm(
-                path=other.path,
+                path=path,
                 channels=len(mean),
                 eps=eps,
                 share=share,
                 batches=batches,
                 is_gathered=bool((mean != 0).any() or (variance != 1).any()),
-                is_moved=any(isinstance(part, Tensor) and bool((part != start).any()) for part, start in starts),
+                is_moved=is_moved,
                 is_live=holder.training,
                 is_trained=any(part.requires_grad for part in parts) or not parts,
                 zero_gains=int((gain == 0).sum()) if isinstance(gain, Tensor) else 0,
                 flat=int((variance < eps).sum()),
                 start_share=min(left / max(float(variance.median()), left), 1.0) if left > 0 else left,
                 eps_share=float((eps / (variance + eps)).median()),
-                **(data.of(other.path, mean, variance, eps if eps > 0 else 0.0) if data is not None else {}),
+                **(data.of(path, mean, variance, eps if eps > 0 else 0.0) if data is not None else {}),
             )
         )
     return tuple(found)

@@ -219,7 +219,7 @@ class BatchNorm:
     is_gathered: bool
     """Some channel's running mean is not 0, or its variance not 1."""
     is_moved: bool
-    """Some entry of its gain is not 1, or of its bias not 0."""
+    """Some entry of its bias is not 0, or its gain is neither 1 nor, as at the end of a branch, 0 in all entries."""
     is_live: bool
     """It is in training mode: it normalizes by the batch, and updates its statistics."""
     is_trained: bool

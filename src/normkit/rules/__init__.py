@@ -13,7 +13,7 @@ parameters.py       B: start, decay, training and gradient of gains and biases
 lost_updates.py     B: 16-bit parameters whose updates are lost in rounding
 axes.py             C: axes, heads
 coupling.py         C: time, batch, padding, ranks
-batch_norms.py      C: the running statistics of batch norms
+batch_norms.py      C: statistics of batch norms, frozen and dead ones
 placement.py        D: where the norms sit
 wiring.py           D: what was declared, norms used twice, norms that overwrite
 precision.py        E: 16-bit statistics, overflow, NaN, differences between processes

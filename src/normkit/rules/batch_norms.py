@@ -1,11 +1,11 @@
-"""Group C: the running statistics of batch norms: whether they were gathered, from what, and how fast they follow."""
+"""Group C, batch norms: whether statistics were gathered, from what, how fast they follow; what is frozen or dead."""
 
 from __future__ import annotations
 
 import math
 
 from normkit.rules.facts import Facts
-from normkit.rules.rule import Case, NotChecked, Outcome, Rule, hit
+from normkit.rules.rule import NO_RUN, Case, NotChecked, Outcome, Rule, hit
 from normkit.text import counted, percent
 
 # A trained ResNet on other photographs than its own moves by 10 to 30 %; inputs 255 times too large by 100 %.
@@ -16,6 +16,7 @@ _FEWEST_ROWS = 64
 _START = 0.25
 # PyTorch's 0.1 keeps nine tenths of the old statistics; Keras' 0.9, 0.99 and 0.999 are the kept share itself.
 _SHARE = 0.9
+_DEAD = 0.2
 NO_STATISTICS = NotChecked("no batch norm has gathered statistics and was fed with enough data")
 
 
@@ -149,5 +150,79 @@ def last_batch_only(facts: Facts) -> Outcome:
     return hit(cases, f"{counted(len(cases), 'batch norm')} with the statistics of the last batch alone", "batch norm")
 
 
-RULES = (no_statistics, other_statistics, last_batch_only)
+@Rule(
+    id="C11",
+    title="Batch norms half frozen",
+    severity="warning",
+    threshold=(
+        "in a run, a gain and bias without gradients in a batch norm that updates its statistics (warning); or trained "
+        "ones with fixed statistics beside batch norms that update theirs (note)"
+    ),
+    source="pytorch/pytorch#86590, chemprop/chemprop#952; torchvision.ops.FrozenBatchNorm2d",
+    why=(
+        "requires_grad = False stops the optimizer, not the statistics: in training mode each batch still replaces a "
+        "part of them, so that layers which were meant to stay compute something else after some hundred steps."
+    ),
+    remedy=(
+        "call .eval() on the frozen batch norms after each model.train()",
+        "or replace them by torchvision.ops.FrozenBatchNorm2d",
+    ),
+    confirm="running_mean before and after a step: of a frozen batch norm it must not change",
+    looks_at=("other norms",),
+)
+def half_frozen(facts: Facts) -> Outcome:
+    """Gain and bias against the mode, as both are at the report of a run."""
+    if facts.training is None:
+        return NO_RUN if facts.batch_norms else None
+    live = [norm for norm in facts.batch_norms if norm.is_live and norm.share > 0]
+    cases = [
+        Case(norm.path, "warning", "gain and bias are frozen, and each batch still changes its statistics")
+        for norm in live
+        if not norm.is_trained
+    ]
+    cases += [
+        Case(norm.path, "note", "gain or bias trains, and its statistics are fixed; those of others are not")
+        for norm in facts.batch_norms
+        if live and not norm.is_live and norm.is_trained
+    ]
+    return hit(cases, f"{len(cases)} of {counted(len(facts.batch_norms), 'batch norm')} half frozen", "batch norm")
+
+
+@Rule(
+    id="C12",
+    title="Batch norms that let nothing through",
+    severity="warning",
+    threshold=(
+        f"every entry of the gain exactly 0 while the gains of others have moved (warning); {percent(_DEAD)} of the "
+        "channels with a gain of 0 or a running variance below eps (note)"
+    ),
+    source="zero gains at the start: Goyal et al. 2017, arXiv:1706.02677, section 5.1",
+    why=(
+        "A gain of 0 in the last batch norm of a residual branch is a good start: the block begins as the identity. "
+        "After training it says that the branch has never taken part: its gain got no gradient, was frozen, or "
+        "was never loaded. A channel whose variance is below eps is constant, and its output is the bias."
+    ),
+    remedy=(
+        "look at requires_grad, the optimizer's groups and the checkpoint's keys for these gains",
+        "prune the constant channels, or look for an input that is always 0 or a ReLU that is never active",
+    ),
+    confirm="the gain, and running_var, of the named norms",
+    follows=("C8",),
+    looks_at=("other norms",),
+)
+def nothing_through(facts: Facts) -> Outcome:
+    """Gains of exactly 0 and channels without a variance."""
+    have_moved = any(norm.is_moved for norm in facts.batch_norms)
+    cases = []
+    for norm in facts.batch_norms:
+        if norm.zero_gains == norm.channels:
+            if have_moved:
+                cases.append(Case(norm.path, "warning", f"all {norm.channels} gains are exactly 0", 2.0))
+        elif norm.is_gathered and (dead := max(norm.zero_gains, norm.flat)) >= _DEAD * norm.channels:
+            words = f"of {norm.channels} channels {norm.zero_gains} have a gain of 0, {norm.flat} a variance below eps"
+            cases.append(Case(norm.path, "note", words, dead / norm.channels))
+    return hit(cases, f"{len(cases)} of {counted(len(facts.batch_norms), 'batch norm')} with dead channels")
+
+
+RULES = (no_statistics, other_statistics, last_batch_only, half_frozen, nothing_through)
 """The rules of this file."""

@@ -184,8 +184,10 @@ def small_batches(facts: Facts) -> Outcome:
     few: dict[str, int] = {}
     for other in batched:
         reading = other.passport.readings.get("batch")
-        is_of_samples = reading is None or reading.value is None or len(reading.value["axes"]) < 2
-        rows = fed if is_of_samples else tokens
+        axes = [0] if reading is None or reading.value is None else reading.value["axes"]
+        is_of_samples = len(axes) < 2
+        # Without a norm of single tokens, each sample has what the norm was called with: pixels or frames.
+        rows = fed if is_of_samples else tokens or fed * math.prod(other.passport.shape[axis] for axis in axes if axis)
         if 0 < rows < (_FEW_SAMPLES if is_of_samples else 2 / _BATCH_NOISE**2):
             few[other.path] = rows
     lines = [f"{other.path}: each of the {ranks} processes normalizes by its own share of the batch" for other in alone]

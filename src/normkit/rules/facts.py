@@ -62,7 +62,7 @@ class Facts:
     shared: Mapping[str, Sharing] = field(default_factory=dict)
     """Norms that serve several places, by path."""
     batch_norms: tuple[BatchNorm, ...] = ()
-    """Those of the other norms that keep running statistics, in forward order."""
+    """Norms with running statistics, in forward order, and then those with gains of 0 that are no norm as they are."""
     called: frozenset[str] = frozenset()
     """Paths of the modules that a forward pass called; empty where that was not seen."""
     patches: tuple[Patch, ...] | None = None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.identification.sharding import local
+from normkit.measurement.batch_norms import with_statistics
 from normkit.measurement.layout import block_of
 from normkit.measurement.row_counters import widest_dtype
 from normkit.measurement.structure import Structure
@@ -127,6 +128,12 @@ def norm_parameters(structure: Structure) -> dict[int, tuple[str, ParameterKind]
                 names = getattr(site.passport, f"{name}_name") or ""
                 tensors = [inside.get(each.strip()) for each in names.split(",")]
             found |= {id(tensor): (site.path, kind) for tensor in tensors if tensor is not None}
+    modules = {call.path: call.module for call in structure.called.modules}
+    for other in structure.others:
+        holder = with_statistics(modules[other.path]) if other.passport.verdict == "batch" else None
+        for name, kind in kinds:
+            if isinstance(tensor := getattr(holder, name, None), Tensor):
+                found[id(tensor)] = (other.path, kind)
     return found
 
 

@@ -272,7 +272,7 @@ def _measured(reader: TableReader, recorder: StepRecorder) -> Iterator[tuple[Qua
     for parameter, line in zip(recorder.parameters, reader.tables["parameters"].tolist(), strict=True):
         sums = dict(zip(PARAMETER_SUMS, line, strict=True))
         if parameter.kind == "gain" and sums["elements"]:
-            yield "gain mean", parameter.site, sums["sum"] / sums["elements"] + offsets[parameter.site]
+            yield "gain mean", parameter.site, sums["sum"] / sums["elements"] + offsets.get(parameter.site, 0.0)
         if parameter.kind == "bias of a norm" and sums["elements"]:
             yield "bias rms", parameter.site, math.sqrt(sums["squares"] / sums["elements"])
     for index, attention in enumerate(layout.attentions):
