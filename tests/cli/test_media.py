@@ -95,3 +95,58 @@ def test_processors_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
 
 def test_other_verbs_say_which_one_runs_images(vit: Path, run: Run) -> None:
     assert "this command runs models that read text, ViTModel reads pixel_values" in refused(run("explore", vit))
+
+
+CODE = """
+import torch
+from torch import nn
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.GroupNorm(8, 8))
+
+def images():
+    return [torch.randn(4, 3, 8, 8), torch.randn(2, 3, 8, 8)]
+
+def wrong():
+    return torch.randn(4, 5, 8, 8)
+
+def nothing():
+    return []
+
+def fails():
+    return 1 / 0
+"""
+
+
+def test_a_model_of_ones_own(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(CODE)
+    done = run("inspect", f"{file}:model", "--batch", f"{file}:images")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("own.py:model  Sequential, ")
+    rows = "own.py:images: 6 images; rows are channel groups at 1 norm, channels at 1 norm"
+    assert rows in " ".join(done.stdout.split())
+    assert Path("normkit-out/own.py:model/report.html").is_file()
+
+    def line(model: str, *arguments: object) -> str:
+        return refused(run("inspect", f"{file}:{model}", *arguments, "--no-report"))
+
+    assert "needs --batch FILE.py:NAME, a function that returns its batches" in line("model")
+    assert "--images does not go with --batch" in line("model", "--batch", f"{file}:images", "--images", tmp_path)
+    assert "--dtype does not go with a model in code" in line("model", "--batch", "a.py:b", "--dtype", "bfloat16")
+    assert "fails failed: ZeroDivisionError" in line("fails", "--batch", f"{file}:images")
+    assert "expected a model of torch from" in line("images", "--batch", f"{file}:images")
+    assert "got none; return one, or a list of them" in line("model", "--batch", f"{file}:nothing")
+    assert "Sequential cannot be run on input (1, 5, 8, 8) (RuntimeError" in line("model", "--batch", f"{file}:wrong")
+    assert "cannot use" in line("absent", "--batch", f"{file}:images")
+    assert "there is none" in refused(run("inspect", "no.py:model", "--batch", f"{file}:images"))
+
+
+def test_a_checkpoint_on_batches_of_ones_own(vit: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\ndef images():\n    return {'pixel_values': torch.randn(3, 3, 32, 32)}\n"
+    )
+    done = run("inspect", vit, "--batch", f"{tmp_path}/own.py:images", "--json", "--no-report")
+    model = json.loads(done.stdout)["model"]
+    assert (model["source"], model["tokens"], model["unit"]) == ("own.py:images", 3, "image")

@@ -70,5 +70,5 @@ def test_any_module_with_any_images():
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.GroupNorm(8, 8), nn.LayerNorm((8, 6, 6))]
     inspection = nk.inspect(nn.Sequential(*layers), torch.randn(4, 3, 8, 8))
-    assert [site.row for site in inspection.sites] == ["group of channels", "channel", "image"]
+    assert [site.row for site in inspection.sites] == ["channel group", "channel", "image"]
     assert [finding.rule for finding in inspection.findings if finding.severity != "note"] == []

@@ -22,7 +22,7 @@ from normkit.cli import options, terminal
     show_default=True,
     help="Stop after this many tokens.",
 )
-@click.option("--batch", metavar="FILE.py:NAME", help="Run on what this function returns, for models in code.")
+@options.batch_option
 @click.option("--no-run", is_flag=True, help="Look at what is stored; run no model.")
 @options.dtype_option
 @options.site_option

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from normkit.cli.options import (
+    batch_option,
     json_option,
     model_argument,
     no_report_option,
@@ -27,6 +28,7 @@ from normkit.cli.terminal import (
     results,
     shows_progress,
 )
+from normkit.errors import InputError
 
 if TYPE_CHECKING:
     from normkit.inspection.result import Inspection
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 _WORST_FIRST = ("error", "warning", "note")
 # The options that work with the demo; every other option needs a MODEL.
 _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
+# The options that say what a model is run on, beside --batch; and those that say how a checkpoint is loaded.
+_INPUTS = {"text", "images", "audio", "max_tokens", "seq_length", "batch_size", "train_step"}
+_LOADING = {"dtype", "revision", "local_files_only"}
 
 
 @click.command("inspect", short_help="Measure and check every norm of a model; without MODEL, a demo.")
@@ -52,6 +57,7 @@ _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
     metavar="PATH",
     help="A .wav file or a folder of some, for a speech model; may be repeated.  [default: a synthesized signal]",
 )
+@batch_option
 @site_option
 @click.option("--token", is_flag=True, help="Also print what the norm does to one token, step by step.")
 @click.option("--train-step", is_flag=True, help="Also run one training step on one batch; no weight changes.")
@@ -88,6 +94,7 @@ def inspect_model(
     text: str | None,
     images: Path | None,
     audio: tuple[Path, ...],
+    batch: str | None,
     max_tokens: int,
     seq_length: int | None,
     batch_size: int,
@@ -109,7 +116,8 @@ def inspect_model(
 
     MODEL is a folder with a transformers model, a config.json or model.safetensors in one, or else a Hub id such as
     org/name[@revision]. Images and sound go through the model's own processor. Only safetensors are read, and code that
-    comes with a model is never run.
+    comes with a model is never run. MODEL may be FILE.py:NAME, too, a function that returns a model of torch; then
+    --batch names one that returns its batches. Code that you name is run.
 
     Without MODEL, the demo: a small GPT-2 with one fault, and its healthy twin. With --token and without MODEL, the
     healthy twin. The report is DIR/NAME/report.html and report.json; with --site it still holds all norms.
@@ -127,25 +135,41 @@ def inspect_model(
         run(out=out, report=not no_report, as_json=as_json, shown=shown)
         return
     from normkit.cli.reports import output_folder, write_report
-    from normkit.cli.texts import batches_for, load, read_text
+    from normkit.cli.texts import batches_for, batches_from_code, load, model_from_code, read_text
     from normkit.measurement import baseline
+
+    is_code = ":" in model and not Path(model).exists()
+    if is_code and batch is None:
+        raise InputError(f"{model} needs --batch FILE.py:NAME, a function that returns its batches")
+    for parameter in given_parameters(ctx) if batch is not None else ():
+        if parameter.name in _INPUTS or (is_code and parameter.name in _LOADING):
+            beside = "a model in code" if parameter.name in _LOADING else "--batch"
+            raise InputError(f"{parameter.opts[0]} does not go with {beside}; leave it out")
 
     # Read before the model is, so that a mistake in the file is reported at once.
     _, unwritten = baseline.declared(intent)
     words = None if text is None else read_text(text, max_tokens)
-    loaded = load(
-        model, dtype=dtype, revision=revision, local_files_only=local_files_only, shown=shown, text_only=False
+    loaded = (
+        model_from_code(model)
+        if is_code
+        else load(
+            model, dtype=dtype, revision=revision, local_files_only=local_files_only, shown=shown, text_only=False
+        )
     )
     folder = None if no_report else output_folder(out, loaded.name, source=loaded.path)
-    batches = batches_for(
-        loaded,
-        text,
-        words,
-        length=seq_length,
-        max_tokens=max_tokens,
-        batch_size=batch_size,
-        images=images,
-        sound=audio,
+    batches = (
+        batches_from_code(loaded.model, batch)
+        if batch is not None
+        else batches_for(
+            loaded,
+            text,
+            words,
+            length=seq_length,
+            max_tokens=max_tokens,
+            batch_size=batch_size,
+            images=images,
+            sound=audio,
+        )
     )
     if not quiet:
         for remark in loaded.notes:

@@ -15,6 +15,10 @@ text_option = click.option(
     "--text", metavar="FILE", help="UTF-8 text to run on; - reads stdin.  [default: a text that ships]"
 )
 
+batch_option = click.option(
+    "--batch", metavar="FILE.py:NAME", help="Run on what this function returns, for models in code."
+)
+
 _RUN = (
     text_option,
     click.option(

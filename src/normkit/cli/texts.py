@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -37,6 +38,40 @@ def load(
         show_downloads=shown,
         text_only=text_only,
     )
+
+
+def model_from_code(given: str) -> LoadedModel:
+    """The model that a function of the user returns, which is run.
+
+    Raises:
+        InputError: If there is no such function, it fails, or it returns something else.
+    """
+    # Imported here because they bring torch.
+    from torch import nn
+
+    from normkit.comparison.sides import called
+
+    model = called(given)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"expected a model of torch from {given}, got {type(model).__name__}; return an nn.Module")
+    where = Path(given.rpartition(":")[0])
+    name = given.rpartition("/")[2]
+    return LoadedModel(model=model, tokenizer=None, name=name, architecture=type(model).__name__, path=where, notes=())
+
+
+def batches_from_code(model: Any, given: str) -> Batches:
+    """The batches that a function of the user returns, which is run: one, or an iterable of them, as `inspect` takes.
+
+    Raises:
+        InputError: If there is no such function, it fails, or it returns no batch.
+    """
+    from normkit.comparison.sides import called
+    from normkit.measurement.running import arguments, batches_of
+
+    batches = tuple(dict(arguments(model, each)) for each in batches_of(called(given)))
+    if not batches:
+        raise InputError(f"expected batches from {given}, got none; return one, or a list of them")
+    return Batches(batches=batches, source=given.rpartition("/")[2], decode=None)
 
 
 def read_text(path: str, max_tokens: int) -> str:

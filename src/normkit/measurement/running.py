@@ -290,7 +290,7 @@ def row_name(batch: Batch, shape: Sequence[int], rows: Rows, role: str) -> str:
         if rows.groups == 1:
             return whole
         channels = shape[rows.channel_axis or 1]
-        return "channel" if rows.groups == channels else "group of channels"
+        return "channel" if rows.groups == channels else "channel group"
     taken = 1 if rows.are_places else len(rows.axes)
     if len(shape) - taken == 1 and shape[0] == len(first_of(batch)):
         return whole

@@ -93,25 +93,27 @@ def from_random_ids(model: Any, *, length: int | None, max_tokens: int, batch_si
 
 
 def check_runs(model: Any, batch: dict[str, Tensor]) -> None:
-    """Run a model on the first few tokens of each window of a batch, or on the first image or recording.
+    """Run a model on the first few tokens of each window of a batch; or on the first row of images, sound or else.
 
     Raises:
-        ModelError: If it cannot run on token ids, or on what a processor gave, alone.
+        ModelError: If it cannot run on the batch.
     """
     import torch
 
-    is_text = "input_ids" in batch
-    few = {key: value[:, :_SHORTEST_REST] if is_text else value[:1] for key, value in batch.items()}
+    from normkit.measurement.running import rows, runner, tensors
+
+    is_text = batch.keys() <= {"input_ids", "attention_mask", "decoder_input_ids"}
+    few = {key: value[:, :_SHORTEST_REST] for key, value in batch.items()} if is_text else rows(batch, 0)
     try:
         with torch.no_grad():
-            model(**few)
+            runner(model, few)()
     except Exception as error:  # whatever the model's own code raises
         words = " ".join(str(error).split())
         if not is_text:
-            shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in few.items())
+            shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors(few))
             raise ModelError(
                 f"{type(model).__name__} cannot be run on {shapes} ({type(error).__name__}: {clipped(words, 160)}); "
-                "give files of the size that it was made for, and its own processor"
+                "give input of the size that it was made for, through its own processor"
             ) from error
         raise ModelError(
             f"{type(model).__name__} cannot be run on token ids alone ({type(error).__name__}: {words}); "
