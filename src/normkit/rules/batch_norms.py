@@ -85,7 +85,7 @@ def no_statistics(facts: Facts) -> Outcome:
     ),
     confirm="the loss of the same batch in training mode and in evaluation mode",
     follows=("C8", "C10"),
-    looks_at=("other norms",),
+    looks_at=("norms", "other norms"),
     is_of_text=True,
 )
 def other_statistics(facts: Facts) -> Outcome:
@@ -133,7 +133,7 @@ def other_statistics(facts: Facts) -> Outcome:
         "gather the statistics again afterwards: torch.optim.swa_utils.update_bn(loader, model)",
     ),
     confirm="after one batch in training mode, running_mean is nearly the one that it was before",
-    looks_at=("other norms",),
+    looks_at=("norms", "other norms"),
 )
 def last_batch_only(facts: Facts) -> Outcome:
     """The share of its running mean that a batch norm replaces with one batch, observed on a copy."""
@@ -168,7 +168,7 @@ def last_batch_only(facts: Facts) -> Outcome:
         "or replace them by torchvision.ops.FrozenBatchNorm2d",
     ),
     confirm="running_mean before and after a step: of a frozen batch norm it must not change",
-    looks_at=("other norms",),
+    looks_at=("norms", "other norms"),
 )
 def half_frozen(facts: Facts) -> Outcome:
     """Gain and bias against the mode, as both are at the report of a run."""
@@ -208,7 +208,7 @@ def half_frozen(facts: Facts) -> Outcome:
     ),
     confirm="the gain, and running_var, of the named norms",
     follows=("C8",),
-    looks_at=("other norms",),
+    looks_at=("norms", "other norms"),
 )
 def nothing_through(facts: Facts) -> Outcome:
     """Gains of exactly 0 and channels without a variance."""
