@@ -243,6 +243,14 @@ def test_without_a_batch_one_is_made_up_or_asked_for():
         nk.fold(nn.Sequential(nn.Linear(2, 2)), operations=["batchnorm"])
     with pytest.raises(KindError, match="expected a module with batch norms, got int"):
         nk.fold(3, operations=["batchnorm"])
+    with pytest.raises(InputError, match="on the batch hold NaN or infinity; give another batch"):
+        nk.fold(prepared(copy.deepcopy(CHAIN)), batch=torch.full((2, 3, 8, 8), float("nan")))
+    with pytest.raises(InputError, match=r"first\.weight is a meta tensor without values; load it again"):
+        nk.fold(copy.deepcopy(CHAIN).to("meta"), batch=torch.randn(2, 3, 8, 8))
+    with torch.inference_mode():
+        made = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).eval()
+    with pytest.raises(InputError, match=r"0\.weight is made in inference mode and cannot be changed"):
+        nk.fold(made, batch=torch.randn(2, 3, 8, 8))
     with pytest.raises(InputError, match="batchnorm is folded in memory, and alone"):
         nk.fold(model, operations=["gain", "batchnorm"])
     with pytest.raises(InputError, match="a folded one no longer normalizes"):
@@ -280,6 +288,31 @@ def test_narrow_weights_are_rounded_once_and_the_text_says_what_that_costs(dtype
     assert (model[0].weight.double() - exact).abs().le(torch.finfo(dtype).eps / 2 * exact.abs()).all()
     assert str(folding).startswith("1 of 1 norms folded; outputs differ by ")
     assert "with rounded weights" in str(folding)
+
+
+class NormAct(nn.BatchNorm2d):
+    """As timm has it: a norm, a dropout and an activation in one class."""
+
+    def __init__(self, channels, sign=1):
+        super().__init__(channels)
+        self.drop, self.act, self.sign = nn.Identity(), nn.SiLU(), sign
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x) * self.sign))
+
+
+def test_a_norm_with_an_activation_inside_leaves_the_activation():
+    model, x = prepared(nn.Sequential(nn.Conv2d(3, 4, 3), NormAct(4), nn.Conv2d(4, 2, 3))), torch.randn(2, 3, 9, 9)
+    expected = model(x.double())
+    folding = nk.fold(model, batch=x)
+    assert [type(part).__name__ for part in model[1]] == ["Identity", "SiLU"]
+    assert (model(x.double()) - expected).abs().max() <= CLOSE * expected.abs().max()
+    nk.fold(model, inverse=folding)
+    assert isinstance(model[1], NormAct)
+    with pytest.raises(InputError, match="computes a forward of its own, which does more than normalize"):
+        nk.fold(prepared(nn.Sequential(nn.Conv2d(3, 4, 3), NormAct(4, sign=-1))), batch=x)
+    with pytest.raises(InputError, match="it reads an input of the model"):
+        nk.fold(prepared(nn.Sequential(NormAct(3), nn.Conv2d(3, 4, 3))), batch=x)
 
 
 def test_training_flags_buffers_and_random_numbers_stay():

@@ -27,7 +27,17 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normkit.checkpoint.arithmetic import rounded
-from normkit.checkpoint.channel_maps import MAPS, Values, affine, against_shift, lost, multiplied, values_of
+from normkit.checkpoint.channel_maps import (
+    MAPS,
+    Values,
+    affine,
+    against_shift,
+    is_norm_then_parts,
+    is_plain,
+    lost,
+    multiplied,
+    values_of,
+)
 from normkit.checkpoint.dataflow import Call, Dataflow, observed, place_of
 from normkit.checkpoint.logits import TrueFloat64, agrees_within
 from normkit.checkpoint.plan import FoldPlan, NormChange, Refusal
@@ -35,7 +45,6 @@ from normkit.errors import InputError, KindError
 from normkit.identification.state import buffers_kept, in_mode, random_numbers_kept
 from normkit.text import dtype_name, first_line, significant
 
-_NORMS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _SIDES = (64, 224, 32, 28)
 """Pixels of a side that are tried where no batch is given."""
@@ -63,8 +72,18 @@ def plan_batch_norms(model: nn.Module, batch: Any) -> tuple[BatchNormPlan, Calla
         raise KindError(f"expected a module with batch norms, got {type(model).__name__}")
     norms = {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
     if not norms:
-        raise InputError("expected a module with batch norms, found none; frozen ones of other classes are not folded")
-    modules: list[nn.Module] = [*norms.values(), *(module for module in model.modules() if isinstance(module, MAPS))]
+        raise InputError(
+            "expected a module with batch norms of torch's classes, found none: frozen or scripted ones are not folded"
+        )
+    for name, each in (*model.named_parameters(), *model.named_buffers()):
+        if each.is_meta or each.is_inference():
+            given = "a meta tensor without values" if each.is_meta else "made in inference mode and cannot be changed"
+            raise InputError(f"expected a model with weights that can be changed, {name} is {given}; load it again")
+    modules: list[nn.Module] = [
+        model,
+        *norms.values(),
+        *(module for module in model.modules() if isinstance(module, MAPS)),
+    ]
     call, seen = _observed(model, batch, modules)
     planned = _Planning(model, seen)
     changes, refusals = [], []
@@ -106,7 +125,8 @@ def set_folded(model: nn.Module, planned: BatchNormPlan) -> None:
                 layer.bias.copy_(rounded(values.bias, layer.bias.dtype))
     for norm in planned.plan.norms:
         if norm.readers:
-            model.set_submodule(norm.name, nn.Identity())
+            parts = list(model.get_submodule(norm.name).children())
+            model.set_submodule(norm.name, nn.Sequential(*parts) if parts else nn.Identity())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +181,8 @@ def prove(model: nn.Module, planned: BatchNormPlan, call: Callable[[nn.Module], 
     dtypes = {model.get_parameter(f"{path}.weight").dtype for path in planned.maps}
     unit = max((torch.finfo(dtype).eps / 2 for dtype in dtypes), default=0.0)
     before = _outputs(source, call)
+    if not bool(before.isfinite().all()):
+        raise InputError(f"the outputs of {type(model).__name__} on the batch hold NaN or infinity; give another batch")
     try:
         apart = [_apart(before, _outputs(each, call)) for each in (exact, result.double())]
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -272,7 +294,8 @@ class _Planning:
         if reason := self._against_norm(path, norm):
             return "", reason
         reasons = []
-        for is_after, find in ((False, self._before), (True, self._after)):
+        # Behind a norm with parts of its own its activation follows.
+        for is_after, find in ((False, self._before), (True, self._after))[: 1 + is_plain(norm)]:
             layer, reason = find(norm, self._seen.calls[norm][0])
             if layer is not None and not reason:
                 taker = self._paths[layer][0]
@@ -286,8 +309,6 @@ class _Planning:
 
     def _against_norm(self, path: str, norm: Any) -> str | None:
         """Why a norm is no fixed map y = a x + s; None if it is one."""
-        if type(norm).forward not in _NORMS or "forward" in vars(norm):
-            return f"its class {type(norm).__name__} computes a forward of its own, which may do more than normalize"
         if norm.running_mean is None or norm.running_var is None:
             return "it has no running statistics: it normalizes with those of each batch"
         if norm.training:
@@ -299,6 +320,8 @@ class _Planning:
         by = affine(norm)
         if not bool((by.scale.isfinite() & by.shift.isfinite()).all()):
             return "its running statistics or parameters hold NaN or infinity"
+        if not is_plain(norm) and not is_norm_then_parts(norm, self._seen.calls[norm][0].input):
+            return f"its class {type(norm).__name__} computes a forward of its own, which does more than normalize"
         return None
 
     def _against_module(self, module: nn.Module, path: str = "") -> str | None:

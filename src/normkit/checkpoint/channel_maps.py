@@ -1,4 +1,4 @@
-"""A scale and a shift of channels, moved into the convolution or linear map beside them; in float64.
+"""Batch norms as a scale and a shift of channels, moved into the convolution or linear map beside them; in float64.
 
 x -> a (W x + b - m) + c    is W' = a W per output channel, b' = (b - m) a + c
 x -> W (a x + s) + b        is W' = W a per input channel, b' = b + sum W s, if s reaches all outputs alike
@@ -6,17 +6,22 @@ x -> W (a x + s) + b        is W' = W a per input channel, b' = b + sum W s, if 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from normkit.checkpoint.arithmetic import rounded
+from normkit.identification.state import random_numbers_kept
 from normkit.text import dtype_name
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_NORMS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 MAPS = (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)
 
 
@@ -127,3 +132,23 @@ def lost(layer: Any, new: Values) -> str | None:
     if bool((moved > torch.finfo(dtype).eps * length).any()):
         return f"the folded weights fall below the range of {dtype_name(dtype)}; fold the model in float32"
     return None
+
+
+def is_plain(norm: nn.Module) -> bool:
+    """Whether a BatchNorm has torch's own forward."""
+    return type(norm).forward in _NORMS and "forward" not in vars(norm)
+
+
+def is_norm_then_parts(norm: Any, x: Tensor) -> bool:
+    """Whether a norm with a forward of its own gives what its parts make of the normalized input, bit for bit.
+
+    It is run in float64. So do those of timm, whose parts are a dropout and an activation.
+    """
+    wide, x = copy.deepcopy(norm).double(), x.detach().double()
+    if not list(wide.children()):
+        return False
+    with torch.no_grad(), random_numbers_kept():
+        y = F.batch_norm(x, wide.running_mean, wide.running_var, wide.weight, wide.bias, eps=wide.eps)
+        for part in wide.children():
+            y = part(y)
+        return torch.equal(wide(x), y)

@@ -55,7 +55,7 @@ class Dataflow:
     reads: dict[int, list[Read]] = field(default_factory=lambda: defaultdict(list))
     """Place in memory -> its reads, in order. Views alone are no reads."""
     makers: dict[int, str] = field(default_factory=dict)
-    """Place in memory -> the operation that wrote to it first since it was taken."""
+    """Place in memory -> the operation that made it, "" outside of the modules asked for."""
     outputs: set[int] = field(default_factory=set)
     """Places in memory of the model's outputs."""
 
@@ -106,7 +106,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(leaf, Tensor) and (place := place_of(leaf)) not in taken:
                     # Memory that was freed and taken again: earlier reads were those of another tensor.
                     self.seen.reads.pop(place, None)
-                    self.seen.makers[place] = read.operation
+                    # What is done to a batch before the model takes it is none of the model's operations.
+                    self.seen.makers[place] = read.operation if self.running else ""
         self.order += 1
         return output
 
@@ -127,7 +128,7 @@ def _hooked(modules: Collection[nn.Module], recorder: _Recorder) -> Iterator[Non
 
     handles = []
     try:
-        for module in modules:
+        for module in dict.fromkeys(modules):
             handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             handles.append(module.register_forward_hook(after))
         yield
