@@ -247,6 +247,8 @@ def test_without_a_batch_one_is_made_up_or_asked_for():
         nk.fold(prepared(copy.deepcopy(CHAIN)), batch=torch.full((2, 3, 8, 8), float("nan")))
     with pytest.raises(InputError, match=r"first\.weight is a meta tensor without values; load it again"):
         nk.fold(copy.deepcopy(CHAIN).to("meta"), batch=torch.randn(2, 3, 8, 8))
+    with pytest.raises(InputError, match="not initialized; run the model once"):
+        nk.fold(nn.Sequential(nn.LazyConv2d(4, 3), nn.BatchNorm2d(4)).eval())
     with torch.inference_mode():
         made = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).eval()
     with pytest.raises(InputError, match=r"0\.weight is made in inference mode and cannot be changed"):

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -76,6 +77,8 @@ def plan_batch_norms(model: nn.Module, batch: Any) -> tuple[BatchNormPlan, Calla
             "expected a module with batch norms of torch's classes, found none: frozen or scripted ones are not folded"
         )
     for name, each in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(each):
+            raise InputError(f"expected a model with weights, {name} is not initialized; run the model once")
         if each.is_meta or each.is_inference():
             given = "a meta tensor without values" if each.is_meta else "made in inference mode and cannot be changed"
             raise InputError(f"expected a model with weights that can be changed, {name} is {given}; load it again")
