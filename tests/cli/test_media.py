@@ -56,6 +56,18 @@ def test_sound(whisper: Path, run: Run, tmp_path: Path) -> None:
     assert done.stdout.count("--audio ") == 2
 
 
+def test_a_training_step_on_images(vit: Path, run: Run, tmp_path: Path) -> None:
+    done = run("inspect", saved("ResNet", tmp_path / "resnet"), "--train-step", "--fail-on", "error")
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.stdout.split())
+    assert "one training step on classes drawn at random: 15 images" in text
+    assert "- One step watched Forward and backward" in text
+    assert "batch norms 8, eps 1e-5" in text
+    assert 'id="batch-norms"' in Path("normkit-out/resnet/report.html").read_text(encoding="utf-8")
+    line = refused(run("inspect", vit, "--train-step", "--no-report"))
+    assert "ViTModel has no loss that its input alone gives; leave out --train-step" in line
+
+
 def test_files_that_cannot_be_used(vit: Path, whisper: Path, run: Run, tmp_path: Path) -> None:
     def line(*arguments: object) -> str:
         return refused(run("inspect", *arguments, "--no-report"))

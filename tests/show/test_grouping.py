@@ -22,6 +22,15 @@ def told(part):
     return [tuple(cell.text for cell in row) for row in part.groups]
 
 
+def test_without_blocks_paths_that_differ_in_numbers_alone_share_a_row():
+    part = table(("a.0.b.1.n", "x", [1.0]), ("a.1.b.0.n", "x", [3.0]), ("a.0.n", "x", [2.0]), ("a.2.b.0.n", "y", [2.0]))
+    assert told(grouped(part)) == [
+        ("a.{0-1}.b.{0-1}.n", "x", "1.00 to 3.00"),
+        ("a.0.n", "x", "2.00"),
+        ("a.2.b.0.n", "y", "2.00"),
+    ]
+
+
 def test_alike_rows_share_one_and_all_their_numbers_count():
     part = table(
         ("h.0.a", "pre", [1.0, 9.0]), ("h.0.b", "post", [2.0]), ("h.1.a", "pre", [0.5]), ("h.1.b", "post", [2.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,11 +180,13 @@ def inspect_model(
 
     with progress(shown=shown) as report:
         if train_step:
-            from normkit.cli.training import joined, training_step
+            from normkit.cli.training import draws_labels, joined, training_step
 
             report(f"{loaded.name}: one training step", 0, 1)
             # First, so that a model without a loss is reported at once.
             step = training_step(loaded, batches)
+            if draws_labels(batches.batches[0]):
+                batches = replace(batches, source=f"{batches.source}; one training step on classes drawn at random")
         inspection = measure(loaded, batches, site=site, intent=intent, progress=report)
         if train_step:
             inspection = joined(inspection, step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect as signatures
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,17 +33,21 @@ def training_step(loaded: LoadedModel, batches: Batches) -> Inspection:
 
     Raises:
         ModelError: If the model cannot be run or differentiated.
-        InputError: If it has no loss that token ids alone give.
+        InputError: If it has no loss that its input alone gives.
     """
     model, batch = loaded.model, batches.batches[0]
+    with quiet_libraries(), evaluating(model):
+        check_runs(model, batch)
     with quiet_libraries(), _untouched(model), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        check_runs(model, batch)
         with watch(model, every=1, batch=batch, name=loaded.name, say=lambda _: None) as run:
-            loss = _loss(model, batch)
             try:
+                loss = _loss(model, batch)
                 torch.autograd.backward(loss)
-            except RuntimeError as error:
+            except InputError:
+                raise
+            # A batch norm refuses a single value per channel with a ValueError.
+            except (RuntimeError, ValueError) as error:
                 raise ModelError(f"{type(model).__name__} cannot be differentiated ({error})") from error
             run.step(loss.detach())
             return run.inspection()
@@ -80,12 +84,26 @@ def _untouched(model: Any) -> Iterator[None]:
                 parameter.requires_grad_(wanted)
 
 
+def draws_labels(batch: Mapping[str, Any]) -> bool:
+    """Whether a training step needs classes that nobody told: of images or sound without token ids."""
+    return "input_ids" not in batch and "decoder_input_ids" not in batch
+
+
 def _loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """The model's own loss on its token ids, or the cross-entropy of the next id."""
-    ids = batch["input_ids"]
+    """The model's own loss on its token ids, or the cross-entropy of the next id; of a class drawn at random."""
+    if draws_labels(batch):
+        logits = getattr(model(**batch), "logits", None)
+        if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
+            raise InputError(
+                f"{type(model).__name__} has no loss that its input alone gives; leave out --train-step, or put "
+                "nk.watch around your own loop"
+            )
+        return F.cross_entropy(logits.float(), torch.randint(logits.shape[1], (len(logits),)).to(logits.device))
+    ids = batch.get("input_ids", batch.get("decoder_input_ids"))
+    assert ids is not None
     # A logit for every token of the vocabulary: then labels are token ids and not classes.
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is not None and "labels" in signatures.signature(model.forward).parameters:
+    if head is not None and "input_ids" in batch and "labels" in signatures.signature(model.forward).parameters:
         loss = getattr(model(**batch, labels=ids), "loss", None)
         if isinstance(loss, Tensor):
             return loss

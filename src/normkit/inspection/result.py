@@ -22,7 +22,7 @@ from normkit.inspection.first_text import KeySelection, Walk
 from normkit.inspection.foldedness import Foldedness
 from normkit.measurement.baseline import Baseline, DeclaredNorm, Values
 from normkit.measurement.batch_norms import DataStatistics, batch_norms
-from normkit.measurement.facts import Attention, Block, ModelFacts, Placement, Site
+from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, Placement, Site
 from normkit.measurement.intent import Intent
 from normkit.measurement.structure import Structure
 from normkit.measurement.training import Training
@@ -57,7 +57,9 @@ class Inspection:
     checks: tuple[Check, ...]
     """One a rule, in the rules' order."""
     unrecognised: tuple[tuple[str, str], ...]
-    """Modules that change scale like a norm and are none that a spec describes, with the reason."""
+    """Modules that change scale like a norm and are none that a spec describes, with the reason; batch norms too."""
+    batch_norms: tuple[BatchNorm, ...] = ()
+    """The norms with running statistics, in forward order."""
     selections: tuple[KeySelection, ...] = ()
     """Selectable keys of one text, one entry an attention call; empty if none was tried."""
     training: Training | None = None
@@ -128,6 +130,7 @@ def judged(facts: rules.Facts, **others: Any) -> Inspection:
         findings=findings,
         checks=checks,
         unrecognised=(*others_found, *handwritten),
+        batch_norms=facts.batch_norms,
         training=facts.training,
         **{"walk": None, **others},
     )

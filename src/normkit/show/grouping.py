@@ -15,7 +15,7 @@ Place = tuple[str, int | None, str]
 """A path before its block's number, that number, and the path behind it."""
 
 
-def grouped(table: Table, blocks: Iterable[str]) -> Table:
+def grouped(table: Table, blocks: Iterable[str] | None = None) -> Table:
     """The table with its `groups`: one row for alike rows of several blocks, in the order in which they first appear.
 
     Rows are alike where their paths differ in the number of the block alone and every cell without numbers reads the
@@ -23,20 +23,24 @@ def grouped(table: Table, blocks: Iterable[str]) -> Table:
 
     Args:
         table: First cells are paths.
-        blocks: Paths of the blocks.
+        blocks: Paths of the blocks; without them, rows are alike whose paths differ in any number.
     """
-    place = _placer(blocks)
+    place = (lambda path: (pattern(path), None, "")) if blocks is None else _placer(blocks)
     alike: dict[object, list[tuple[Place, tuple[Cell, ...]]]] = {}
     for row in table.rows:
         stem, number, rest = place(row[0].text)
         words = [cell.text for cell, column in zip(row, table.columns, strict=True) if column.words is None]
-        key = (stem, rest, *words[1:]) if number is not None else row[0].text
+        key = (stem, rest, *words[1:]) if number is not None or blocks is None else row[0].text
         alike.setdefault(key, []).append(((stem, number, rest), row))
     rows = []
     for members in alike.values():
         (stem, _, rest), first = members[0]
         numbers = [number for (_, number, _), _ in members if number is not None]
         name = Cell(text=f"{stem}{_braced(numbers)}{rest}") if numbers else first[0]
+        if blocks is None and len(members) > 1:
+            parts = zip(*(row[0].text.split(".") for _, row in members), strict=True)
+            named = [_braced([*map(int, each)]) if each[0].isdigit() else each[0] for each in parts]
+            name = Cell(text=".".join(named))
         cells = [
             first[column]
             if table.columns[column].words is None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normkit.inspection.first_text import Walk, WalkStep
+from normkit.inspection.report.batch_norms import batch_norm_glance, describe_batch_norms
 from normkit.inspection.report.run import RUN_METHOD, describe_run, describe_steps
 from normkit.inspection.report.tables import (
     FOLDING_METHOD,
@@ -103,15 +104,18 @@ def describe(inspection: Inspection) -> Report:
     geometry = geometry_table(inspection), selection_table(inspection)
     method = _METHOD + (FOLDING_METHOD if inspection.foldedness else ()) + (RUN_METHOD if run else ())
     outliers = [f"feature {index} at {counted(len(p), 'norm')}" for index, p in inspection.recurring_outliers]
+    batch_norms, known = describe_batch_norms(inspection), {norm.path for norm in inspection.batch_norms}
+    norms = Section(
+        id="norms",
+        title="The norms",
+        gist="; ".join(f"{each.gist} {each.title}" for each in kinds),
+        tables=(norm_table(inspection),),
+        sections=kinds,
+        facts=tuple(Fact(path, reason) for path, reason in inspection.unrecognised if path not in known),
+    )
     sections = [
-        Section(
-            id="norms",
-            title="The norms",
-            gist="; ".join(f"{each.gist} {each.title}" for each in kinds),
-            tables=(norm_table(inspection),),
-            sections=kinds,
-            facts=tuple(Fact(path, reason) for path, reason in inspection.unrecognised),
-        ),
+        *([norms] if inspection.sites or norms.facts or not batch_norms else []),
+        *([batch_norms] if batch_norms else []),
         Section(
             id="depth",
             title="Over depth",
@@ -135,7 +139,8 @@ def describe(inspection: Inspection) -> Report:
     # A watch samples no rows: where nothing was tried there is nothing to say.
     if run is None or any(table.rows for table in geometry):
         gist = shapes[0].value if shapes else ""
-        sections.insert(2, Section(id="geometry", title="Geometry", gist=gist, facts=shapes, tables=geometry))
+        place = next(place for place, section in enumerate(sections) if section.id == "attention")
+        sections.insert(place, Section(id="geometry", title="Geometry", gist=gist, facts=shapes, tables=geometry))
     if folding:
         sections.insert(-2, folding)
     if inspection.walk:
@@ -218,11 +223,16 @@ def _verdict(inspection: Inspection, run: Section | None) -> Verdict:
     if run is not None and run.verdict is not None and run.verdict.tone != "good":
         found = f"{counted(counts['note'], 'note')}; " if counts["note"] else "No finding: "
         return replace(run.verdict, detail=f"{found}{tally}")
-    if not inspection.sites:
+    looked_at = [
+        counted(number, noun)
+        for number, noun in ((len(inspection.sites), "norm"), (len(inspection.batch_norms), "batch norm"))
+        if number
+    ]
+    if not looked_at:
         detail = f"This model has no normalization layer that a spec describes. {tally}"
         return Verdict(tone="neutral", headline="No norms", detail=detail)
     notes = f"; {counted(counts['note'], 'thing')} to know" if counts["note"] else ""
-    detail = f"{counted(len(inspection.sites), 'norm')} looked at: {tally}"
+    detail = f"{' and '.join(looked_at)} looked at: {tally}"
     return Verdict(tone="good", headline=f"No fault found{notes}", detail=detail)
 
 
@@ -237,6 +247,8 @@ def _glance(inspection: Inspection, odd: Sequence[Fact]) -> tuple[Fact, ...]:
     if sites:
         names = Counter(formula_name(site.spec) for site in sites)
         facts.append(Fact("norms", "; ".join(f"{count} {name}" for name, count in names.most_common())))
+    if inspection.batch_norms:
+        facts.append(batch_norm_glance(inspection))
     if inspection.blocks:
         placements = Counter(PLACEMENTS[block.placement] for block in inspection.blocks)
         parts = [f"{count} {name}" for name, count in placements.most_common()]

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from normkit.identification.sites import matches
 from normkit.inspection.first_text import Walk
+from normkit.inspection.report.batch_norms import TERMINAL
 from normkit.inspection.report.description import Report, describe, describe_walk
 from normkit.rules.finding import Finding
 from normkit.show.parts import Fact, Section, Table
@@ -31,6 +32,7 @@ _WIDTH, _WIDE = 100, 76
 # Columns that names of norms should have before numbers are broken into two lines, and their least width.
 _NAME, _LEAST_NAME = 20, 12
 _IN_TABLE = {"norms", "input rows"}
+_COLUMNS = ("path", "formula", "role", "rms", "ones", "eps", "gain")
 # Characters that Markdown or GitHub would read as markup, a mention or a link.
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~@&!])")
 
@@ -54,14 +56,14 @@ def summary(inspection: Inspection, site: str | None = None) -> RenderableType:
         # The table contains the other facts.
         parts.append(lines(fact for fact in report.facts if fact.label not in _IN_TABLE))
         parts += ["", *findings] if findings else []
-    if norms:
-        if norms.tables[0].rows and not run:
-            table = norms.tables[0]
+    for part, keys in ((norms, _COLUMNS), (report.part("batch-norms"), TERMINAL)):
+        table = part.tables[0] if part else None
+        if part and table and table.rows and not run:
             if site is not None:
                 table = replace(table, rows=tuple(row for row in table.rows if matches(row[0].text, site)), groups=())
-            parts += ["", Norms(table, norms.sections)]
-        if norms.facts:
-            parts += ["", Text("not identified", "bold"), lines(norms.facts)]
+            parts += ["", Norms(table, part.sections, keys)]
+    if norms and norms.facts:
+        parts += ["", Text("other norms", "bold"), lines(norms.facts)]
     checks = report.part("checks")
     outcomes = [outcome for outcome in checks.sections if outcome.gist != "finding"] if checks else []
     return Group(*parts, "", lines(Fact(outcome.gist, _rules(outcome)) for outcome in outcomes))
@@ -97,11 +99,13 @@ def markdown(inspection: Inspection, origin: str) -> str:
         findings.append(f"- and {more} more")
     if findings:
         parts.append("\n".join(findings))
-    norms, checks = report.part("norms"), report.part("checks")
-    if norms and norms.tables[0].rows:
+    checks = report.part("checks")
+    for part, keys in ((report.part("norms"), _COLUMNS), (report.part("batch-norms"), TERMINAL)):
+        if not part or not part.tables[0].rows:
+            continue
         console = Console(width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
         with console.capture() as capture:
-            console.print(Norms(norms.tables[0], norms.sections))
+            console.print(Norms(part.tables[0], part.sections, keys))
         text = "\n".join(line.rstrip() for line in capture.get().splitlines())
         # The fence has more backticks than the table contains.
         fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
@@ -117,15 +121,14 @@ class Norms:
 
     table: Table
     formulas: tuple[Section, ...]
+    keys: tuple[str, ...] = _COLUMNS
+    """The columns to show."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay it out for a width: numbers in one line each if names keep enough room, else over two."""
-        keys = ["path", "formula", "role", "rms", "ones", "eps", "gain"]
-        if len(self.formulas) < 2:
-            keys.remove("formula")
-        if options.max_width < _WIDE:
-            keys.remove("role")
-        table = self.table.only(*keys)
+        hidden = {"formula"} if len(self.formulas) < 2 else set()
+        hidden |= {"role"} if options.max_width < _WIDE else set()
+        table = self.table.only(*(key for key in self.keys if key not in hidden))
         rows = table.rows if len(table.rows) <= _MOST_ROWS else table.groups or table.rows
         shown = rows[:_MOST_ROWS]
         names = [row[0].text for row in shown]
@@ -137,7 +140,7 @@ class Norms:
             breaks = {" to ": " to\n", "at most ": "at most\n", ", ": ",\n"}
             cells = [[_replaced(text, breaks) for text in row] for row in cells]
             headings = [
-                "\n".join(wrap(heading, max(width, 7)))
+                "\n".join(wrap(heading, max(width, 7, *map(len, heading.split()))))
                 for heading, width in zip(headings, _widths(*cells), strict=True)
             ]
             room = max(options.max_width - sum(2 + width for width in _widths(headings, *cells)), _LEAST_NAME)
