@@ -97,9 +97,9 @@ def logits(model, tokens):
 
 def fold(model):
     import normkit as nk
-    from normkit.checkpoint.plan import OPERATIONS
+    from normkit.checkpoint.plan import ALL
 
-    nk.fold(model, operations=OPERATIONS, untie=True)
+    nk.fold(model, operations=ALL, untie=True)
     return model
 
 

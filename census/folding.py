@@ -13,7 +13,7 @@ from pathlib import Path
 
 from normkit.checkpoint.logits import true_logits
 from normkit.checkpoint.memory import fold
-from normkit.checkpoint.plan import LIMITS, OPERATIONS, FoldPlan
+from normkit.checkpoint.plan import ALL, LIMITS, FoldPlan
 from normkit.models.family import declared_types
 from pages import settle
 
@@ -80,7 +80,7 @@ def examined(name: str) -> tuple[str, str]:
     """The row of one model, and what is left of it."""
     model, inputs = tiny(name, tied=False if False in RECIPES[name].ties else None)
     before = true_logits(model, **inputs)
-    plan = fold(model, operations=OPERATIONS, untie=True).plan
+    plan = fold(model, operations=ALL, untie=True).plan
     error = float((true_logits(model, **inputs) - before).abs().max())
     cells = (*counts(plan), values(plan), f"< 1e{max(-13, math.ceil(math.log10(error or 1e-13)))}")
     return f"| {title(name)} | {' | '.join(cells)} |", left(name, plan)

@@ -7,8 +7,9 @@ from typing import Any
 from torch import nn
 
 from normkit.checkpoint.opening import open_model
-from normkit.checkpoint.plan import FoldPlan, Operation, PlanBuilder, TensorEdit, VectorEdit
-from normkit.checkpoint.planning import FoldContext, make_plan
+from normkit.checkpoint.plan import FoldPlan, Operation, TensorEdit, VectorEdit
+from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
+from normkit.checkpoint.planning import make_plan
 from normkit.models.expansion import Settings
 from tiny_models import tiny
 

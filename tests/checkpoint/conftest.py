@@ -12,7 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from folded_checkpoints import Pair, folded
-from normkit.checkpoint.plan import OPERATIONS
+from normkit.checkpoint.plan import ALL
 from normkit.demo.architecture import byte_tokenizer
 
 CONFIG = {"vocab_size": 256, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
@@ -54,7 +54,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="session")
 def centred(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The same in bfloat16, with everything done to it."""
-    return folded(tmp_path_factory.mktemp("centred"), dtype=torch.bfloat16, operations=OPERATIONS, untie=True)
+    return folded(tmp_path_factory.mktemp("centred"), dtype=torch.bfloat16, operations=ALL, untie=True)
 
 
 @pytest.fixture

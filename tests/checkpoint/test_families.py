@@ -32,7 +32,7 @@ from normkit.checkpoint.folding import fold as fold_checkpoint
 from normkit.checkpoint.loading import load
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.opening import open_checkpoint
-from normkit.checkpoint.plan import OPERATIONS, FoldPlan
+from normkit.checkpoint.plan import ALL, OPERATIONS, FoldPlan
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.reader import ModelSource
 from normkit.errors import InputError, ModelError
@@ -57,7 +57,7 @@ PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """The ways of transformers that know caps on scores, sinks, and experts in float64."""
 
 
-def changed_by_folding(family: str, operations: tuple[str, ...] = OPERATIONS, **options: Any) -> tuple[float, FoldPlan]:
+def changed_by_folding(family: str, operations: tuple[str, ...] = ALL, **options: Any) -> tuple[float, FoldPlan]:
     """Fold a tiny model in memory; the largest difference of what it returns, and what was done."""
     model, inputs = tiny(family, **options)
     before = results(model, inputs)
@@ -123,7 +123,7 @@ def test_each_operation_alone_leaves_the_scores(family, operation):
 def test_a_tie_that_is_not_to_be_undone_stays(family):
     model, inputs = tiny(family, tied=True)
     before = results(model, inputs)
-    fold_what_can_be(model, operations=OPERATIONS)
+    fold_what_can_be(model, operations=ALL)
     assert graph_of(model).is_tied
     assert difference(before, results(model, inputs)) <= BAR
 
@@ -156,7 +156,7 @@ def folded_on_disk(family: str, tied: bool | None, square: bool, folder: Path, *
     model.save_pretrained(folder / "source", **layout)
     if not square:
         split(folder / "source")
-    fold_checkpoint(folder / "source", folder / "folded", operations=OPERATIONS, untie=bool(tied))
+    fold_checkpoint(folder / "source", folder / "folded", operations=ALL, untie=bool(tied))
     if "normkit" in json.loads((folder / "folded" / "config.json").read_text()):
         # Both in the attention of transformers' own choice: with alibi, Falcon's two ways differ by 0.65.
         before, after = stock(folder / "source"), load(folder / "folded").eval()
@@ -164,7 +164,7 @@ def folded_on_disk(family: str, tied: bool | None, square: bool, folder: Path, *
         before, after = (stock(folder / name, **PLAIN) for name in ("source", "folded"))
     assert difference(results(before, inputs), results(after, inputs)) <= BAR
 
-    fold(model, operations=OPERATIONS, untie=bool(tied))
+    fold(model, operations=ALL, untie=bool(tied))
     streamed = after.state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(streamed[name].view(torch.int64), tensor.view(torch.int64)), name
@@ -285,7 +285,7 @@ PLACE = "model.layers.0.self_attn"
 )
 def test_what_may_not_be_folded_is_named_with_the_reason(family, tied, operation, place, reason):
     model, _ = tiny(family, tied=tied)
-    assert reasons(plan_of(model, operations=OPERATIONS), operation)[place] == reason
+    assert reasons(plan_of(model, operations=ALL), operation)[place] == reason
 
 
 def test_what_is_read_without_a_norm_a_t5_and_a_class_without_a_head_stay():

@@ -23,7 +23,7 @@ from normkit.checkpoint.folding import fold as fold_checkpoint
 from normkit.checkpoint.loading import load
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.opening import open_checkpoint
-from normkit.checkpoint.plan import OPERATIONS
+from normkit.checkpoint.plan import ALL
 from normkit.checkpoint.reader import ModelSource
 from normkit.errors import InputError, ModelError
 from normkit.models.expansion import expand
@@ -87,7 +87,7 @@ class Case:
         try:
             if self.folder is None:
                 folded = copy.deepcopy(self.model)
-                fold(folded, operations=OPERATIONS)
+                fold(folded, operations=ALL)
             else:
                 folded = self._folded_on_disk()
         except InputError:
@@ -95,7 +95,7 @@ class Case:
         return difference(self.before, results(folded, self.inputs))
 
     def _folded_on_disk(self) -> Any:
-        fold_checkpoint(self.folder / "source", self.folder / "folded", operations=OPERATIONS)
+        fold_checkpoint(self.folder / "source", self.folder / "folded", operations=ALL)
         try:
             folded = load(self.folder / "folded").eval()
             # The quicker ways of experts know no float64.

@@ -4,7 +4,8 @@
     opening.py                          config.json checked; a folder with its graph of readers and writers
     build_model.py loading.py           models that transformers builds, with recorded norms replaced; `load`
 
-    plan.py planning.py                 what becomes of each tensor, as data; how it is decided
+    plan.py plan_builder.py planning.py what becomes of each tensor, as data; how it is decided
+    affine.py centring.py               the operations: gains and biases; means, and LayerNorms that become RMSNorms
     arithmetic.py applying.py           one rounding per number; a plan carried out
     memory.py                           `normkit.fold`: on a model
     batch_norms.py channel_maps.py      its batch norms; a scale and a shift moved into a convolution

@@ -22,6 +22,7 @@ from normkit.checkpoint.arithmetic import (
     rounded,
     row_sums,
     scaled,
+    underflow,
     wide_room,
 )
 from normkit.checkpoint.plan import (
@@ -30,6 +31,7 @@ from normkit.checkpoint.plan import (
     Edit,
     FoldPlan,
     Gain,
+    Mantissa,
     Product,
     Quotient,
     Reference,
@@ -60,7 +62,8 @@ class Outcome:
     """The measurements made along with a tensor; filled in at the end."""
 
     residual: float = 0.0
-    """Largest |mean along the centred axis| of what is written / its root mean square; 0 if it is not centred."""
+    """Largest |mean along the centred axis| of what is written / its root mean square; of products with powers of two
+    the largest error that underflow leaves / the largest |value|, so that 0 says that no bit is lost; else 0."""
 
 
 def vectors(plan: FoldPlan, source: Source, workers: Workers) -> dict[str, MadeVector]:
@@ -131,19 +134,33 @@ def made(edit: TensorEdit, source: Source, outcome: Outcome) -> Iterator[Tensor]
         outcome.residual = centring.residual
         return
     gain = _GainByRow(edit, source, info, TORCH[edit.dtype]) if edit.gain else None
+    lost = largest = 0.0
     for start, stop in partition(*info.matrix):
         rows = source.rows(edit.source, start, stop)
         if gain is None:
             yield rows.to(TORCH[edit.dtype])
             continue
-        product = scaled(rows, gain.at(start, stop))
+        by = gain.at(start, stop)
+        product = scaled(rows, by)
         _check_written(edit, product, rows)
+        if edit.relation == "power":
+            lost = max(lost, underflow(rows, by.values, product))
+            largest = max(largest, float(product.abs().max()))
         yield product
+    outcome.residual = lost / largest if largest else lost
 
 
 def factors(gain: Gain, weight: Tensor) -> Tensor:
-    """The stored gain `weight` plus the offset, in float64, and 1 at the coordinates that the norm keeps."""
+    """The stored gain `weight` plus the offset, in float64, and 1 at the coordinates that the norm keeps.
+
+    Of a `gain` that is a power of two: the one that leaves a mantissa in [0.707, 1.415), and 1 for a gain of zero.
+    """
     values = weight.to(torch.float64) + gain.offset
+    if gain.is_power:
+        mantissas, exponents = torch.frexp(values.abs())
+        # Mantissas are in [0.5, 1).
+        values = torch.ldexp(torch.ones_like(values), exponents - (mantissas < math.sqrt(0.5)).to(exponents.dtype))
+        values[mantissas == 0] = 1.0
     values[list(gain.kept)] = 1.0
     return values
 
@@ -168,6 +185,9 @@ def _vector(edit: VectorEdit, source: Source, values: Mapping[str, Tensor]) -> t
                 )
             value = target = torch.where(start == 0, start, start / divisor)
             written = quotient(start, divisor, dtype)
+        case Mantissa(gain=gain):
+            value = target = (start + gain.offset) / factors(gain, start) - gain.offset
+            written = rounded(target, dtype)
         case Sum(terms=terms, is_centred=is_centred, zeroed=zeroed):
             value = start
             for term in terms:

@@ -166,6 +166,21 @@ def scaled(rows: Tensor, by: Factor) -> Tensor:
     return rounded(product, by.output)
 
 
+def underflow(rows: Tensor, powers: Tensor, product: Tensor) -> float:
+    """The largest |error| of products with powers of two: of those below the normal numbers of their dtype.
+
+    Args:
+        rows: Two axes.
+        powers: One per column, or a column with one per row.
+        product: rows * powers, rounded.
+    """
+    small = (product.abs() < torch.finfo(product.dtype).tiny) & (rows != 0)
+    if not bool(small.any()):
+        return 0.0
+    exact = rows[small].to(torch.float64) * powers.expand_as(rows)[small].to(torch.float64)
+    return float((product[small].to(torch.float64) - exact).abs().max())
+
+
 def quotient(numerator: Tensor, denominator: Tensor, dtype: torch.dtype) -> Tensor:
     """float64 numerator / denominator rounded once to `dtype`; 0 / 0 is 0."""
     if dtype is torch.float64:

@@ -45,7 +45,8 @@ class Written:
     outputs: dict[str, str]
     """The result's files of weights -> SHA-256."""
     residuals: dict[str, float]
-    """Output tensor that is a sum -> how far rounding left it from its definition, as in `MadeVector` and `Outcome`."""
+    """Output tensor of a `MEASURED` relation -> how far rounding left it from its definition, as in `MadeVector` and
+    `Outcome`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -197,7 +198,7 @@ def _filled(values: dict[str, Any]) -> dict[str, Any]:
 def _smallest_divisor(plan: FoldPlan, opened: OpenedFolder) -> dict[str, Any] | None:
     found: list[tuple[float, str, int]] = []
     for edit in plan.edits:
-        if not isinstance(edit, VectorEdit) or not isinstance(edit.value, Quotient):
+        if edit.relation != "product" or not isinstance(edit, VectorEdit) or not isinstance(edit.value, Quotient):
             continue
         gain = edit.value.gain
         sizes = (vector(opened.source, gain.weight) + gain.offset).abs()

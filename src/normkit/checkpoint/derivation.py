@@ -17,7 +17,7 @@ import torch
 
 from normkit.checkpoint.applying import MadeVector, Outcome, contents
 from normkit.checkpoint.model_folder import read_exactly
-from normkit.checkpoint.plan import Edit, Relation
+from normkit.checkpoint.plan import MEASURED, Edit, Relation
 from normkit.checkpoint.reader import CheckpointSource, read_header
 from normkit.checkpoint.shard import FileLayout, output_info
 from normkit.errors import ModelError
@@ -37,7 +37,7 @@ class Derived:
     deviations: dict[Relation, list[str]] = field(default_factory=dict)
     """For each tensor that is not what follows from the source one sentence, by relation, in the order of the files."""
     residuals: dict[str, float] = field(default_factory=dict)
-    """Residual of each sum, as in `Written`."""
+    """Residual of each tensor of a `MEASURED` relation, as in `Written`."""
 
 
 def header_faults(layouts: Sequence[FileLayout], folder: Path) -> dict[str, str]:
@@ -110,7 +110,7 @@ def derive(
         derived.elements[edit.relation] += math.prod(output_info(edit, source.tensors).shape)
         if deviation is not None:
             derived.deviations.setdefault(edit.relation, []).append(deviation)
-        if edit.relation == "sum":
+        if edit.relation in MEASURED:
             derived.residuals[edit.name] = outcome.residual
     return derived
 

@@ -77,7 +77,8 @@ def fold(
         model: A model of a declared family (`normkit.models.family.declared_types()`); with "batchnorm", any module.
         operations: Any of "gain" and "bias" (of all norms but the final one), "final" (the norm before the head),
             "centre" (what is written to a sum that only LayerNorms read loses its mean), "rms" (LayerNorms become
-            RMSNorms), "value" (the bias of values moves behind the attention). Or "batchnorm" alone. None: "batchnorm"
+            RMSNorms), "value" (the bias of values moves behind the attention), "exponent" (in place of "gain" and
+            "final": the power of two of each gain alone, without a rounding). Or "batchnorm" alone. None: "batchnorm"
             for a model with batch norms, else "gain", "bias" and "final".
         untie: Give a tied head a table of its own.
         for_training: The model will be trained further: dropout is then an error.

@@ -2,22 +2,22 @@
 
 An output tensor is made in one of two ways. A `TensorEdit` copies a tensor, multiplies it along one axis by the gain
 of a norm, subtracts its mean along another, or both. A `VectorEdit` makes a gain or a bias: in float64, rounded once.
+To add an operation: its name in `Operation` and `OPERATIONS`, a file that plans it beside `affine.py`, called in
+`planning.make_plan`, and, if no edit expresses it, a field of an edit and its arithmetic in `applying.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from normkit.errors import InputError, ModelError
+from normkit.errors import InputError
 
-if TYPE_CHECKING:
-    from normkit.checkpoint.reader import TensorInfo
-
-Operation = Literal["gain", "bias", "centre", "rms", "final", "value", "batchnorm"]
-OPERATIONS: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")
+Operation = Literal["gain", "bias", "centre", "rms", "final", "value", "exponent", "batchnorm"]
+ALL: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")
+"""The operations that `--ops all` asks for."""
+OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent")
 """The operations of a checkpoint, in order; "batchnorm" is done in memory, and alone."""
 
 DTYPES = ("same", "float32")
@@ -26,17 +26,21 @@ DTYPES = ("same", "float32")
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """The keys of config.json that say what the weights are rounded to on loading; transformers 4 has the second name."""
 
-Relation = Literal["identical", "product", "sum", "constant"]
-"""Identical bits (or a cast that loses none); one product, rounded once, that can be derived again bit for bit;
-exact in the reals and summed in float64; a constant."""
+Relation = Literal["identical", "power", "product", "sum", "constant"]
+"""Identical bits (or a cast that loses none); a product with a power of two, which loses no bit short of underflow; one
+product, rounded once, that can be derived again bit for bit; exact in the reals and summed in float64; a constant."""
 
 RELATIONS: dict[Relation, str] = {
     "identical": "the source's bits",
+    "power": "each element times a power of two",
     "product": "one product or quotient an element, rounded once",
     "sum": "sums in float64, rounded once",
     "constant": "constants",
 }
 """How a tensor of the result follows from the source, in words."""
+
+MEASURED: tuple[Relation, ...] = ("power", "sum")
+"""The relations whose tensors have a residual in the certificate."""
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """The dtypes that folding computes with."""
@@ -63,7 +67,9 @@ class Gain:
     offset: float = 0.0
     """Added to the stored gain."""
     kept: tuple[int, ...] = ()
-    """Coordinates with a gain of zero that stay in the norm; their factor is 1."""
+    """Coordinates that stay in the norm; their factor is 1."""
+    is_power: bool = False
+    """Only the power of two nearest to each gain acts; it is 1 for a gain of zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +94,9 @@ class TensorEdit:
         """How the output follows from the source."""
         if self.centred_axis is not None:
             return "sum"
-        return "identical" if self.gain is None else "product"
+        if self.gain is None:
+            return "identical"
+        return "power" if self.gain.is_power else "product"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +156,14 @@ class Quotient:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Mantissa:
+    """(weight + offset) / 2^e - offset: the stored gain of a norm whose powers of two have left it."""
+
+    gain: Gain
+    """The gain, with its powers of two."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Sum:
     """A bias plus matrices times vectors."""
 
@@ -171,7 +187,7 @@ class VectorEdit:
     """Number of elements."""
     dtype: str
     """Dtype of the output, as safetensors writes it."""
-    value: Constant | Quotient | Sum
+    value: Constant | Quotient | Mantissa | Sum
     """The new value, or how it follows."""
 
     @property
@@ -180,8 +196,10 @@ class VectorEdit:
         match self.value:
             case Constant():
                 return "constant"
-            case Quotient():
+            case Quotient(gain=gain) if not gain.is_power:
                 return "product"
+            case Quotient() | Mantissa():
+                return "power"
             case _:
                 return "sum"
 
@@ -189,9 +207,9 @@ class VectorEdit:
 Edit = TensorEdit | VectorEdit
 
 
-Fate = Literal["folded", "divided", "identity", "none", "left"]
-"""The fate of a gain or a bias: moved into the readers; kept in the norm as b / g; it is one or zero, so there is
-nothing to fold; the norm has none; left as it is."""
+Fate = Literal["folded", "mantissa", "divided", "identity", "none", "left"]
+"""The fate of a gain or a bias: moved into the readers; its power of two moved; kept in the norm as b / g; there is
+nothing to fold, as it is one or zero; the norm has none; left as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,7 +227,7 @@ class NormChange:
     readers: tuple[str, ...] = ()
     """Paths of the linear maps that the gain or bias went into."""
     kept: tuple[int, ...] = ()
-    """Coordinates with zero gain that keep (0, b)."""
+    """Coordinates that stay as they are: with zero gain, (0, b); for "mantissa" those that would lose a bit."""
     reasons: tuple[str, ...] = ()
     """Why something that was asked for was left, one sentence each."""
 
@@ -268,7 +286,7 @@ class FoldPlan:
     @property
     def num_folded(self) -> int:
         """How many norms give their gain or bias to their readers, whole or in part."""
-        return sum(bool({norm.gain, norm.bias} & {"folded", "divided"}) for norm in self.norms)
+        return sum(bool({norm.gain, norm.bias} & {"folded", "mantissa", "divided"}) for norm in self.norms)
 
     @property
     def num_rms(self) -> int:
@@ -286,109 +304,3 @@ class FoldPlan:
             first, more = self.refusals[0], len(self.refusals) - 1
             rest = f" (and {more} more)" if more else ""
             raise InputError(f"nothing of what was asked can be done: {first.place}: {first.reason}{rest}")
-
-
-class PlanBuilder:
-    """Collects decisions and refusals; every tensor that no decision names is copied.
-
-    Args:
-        tensors: The tensors of the source, in its order.
-        dtype: "same" or "float32".
-
-    Raises:
-        InputError: If "float32" would lose bits.
-    """
-
-    def __init__(self, tensors: Mapping[str, TensorInfo], dtype: str) -> None:
-        self.refusals: tuple[Refusal, ...] = ()
-        self._tensors, self._is_widened = tensors, dtype == "float32"
-        if self._is_widened and (wide := [name for name, info in tensors.items() if info.dtype == "F64"]):
-            raise InputError(f"dtype float32 would round {wide[0]}, which is float64; leave it at 'same'")
-        self._edits: dict[str, Edit] = {name: self._copy(name, name) for name in tensors}
-        self._copied_biases: dict[str, str] = {}
-
-    def edits(self) -> tuple[Edit, ...]:
-        """One for each tensor of the source, in its order, then the created ones."""
-        for name, source in self._copied_biases.items():
-            self._edits[name] = dataclasses.replace(self._edits[source], name=name)
-        return tuple(self._edits.values())
-
-    def refuse(self, operation: Operation, place: str, reason: str) -> None:
-        """Note that something that was asked for is not done."""
-        self.refusals += (Refusal(operation=operation, place=place, reason=reason),)
-
-    def multiply(self, name: str, axis: int, gain: Gain) -> None:
-        """Multiply a matrix along one axis by a gain."""
-        matrix = self._matrix(name)
-        if matrix.gain is not None:
-            raise ModelError(f"{name} would be multiplied by two gains; its family's file is wrong")
-        self._edits[name] = dataclasses.replace(matrix, gain=gain, gain_axis=axis)
-
-    def centre(self, name: str, axis: int) -> None:
-        """Subtract the mean of a matrix or of a table along one axis."""
-        self._edits[name] = dataclasses.replace(self._matrix(name), centred_axis=axis)
-
-    def copy_table(self, name: str, source: str) -> None:
-        """Create a tensor for a head that shared a table; other calls with its name then edit it."""
-        self._edits[name] = self._copy(name, source)
-
-    def copy_bias(self, name: str, source: str) -> None:
-        """Create a bias for a head that shared another's; it becomes what that one becomes."""
-        self._edits[name], self._copied_biases[name] = self._edits[source], source
-
-    def create_constant(self, name: str, size: int, value: float, dtype: str) -> None:
-        """Create a vector of one number."""
-        constant = Constant(value=value)
-        self._edits[name] = VectorEdit(name=name, source=None, size=size, dtype=self._dtype(dtype), value=constant)
-
-    def add(self, name: str, product: Product) -> None:
-        """Add a matrix times a vector to a bias."""
-        value = self._sum(name)
-        self.set_vector(name, dataclasses.replace(value, terms=(*value.terms, product)))
-
-    def centre_bias(self, name: str) -> None:
-        """Subtract the mean of a bias, after everything has been added to it."""
-        self.set_vector(name, dataclasses.replace(self._sum(name), is_centred=True))
-
-    def zero(self, name: str, rows: Rows | None) -> None:
-        """Write these rows of a bias as zero, None for all of them: another bias has taken them over."""
-        rows = rows or Rows(blocks=1, tail=self._tensors[name].shape[0])
-        self.set_vector(name, dataclasses.replace(self._sum(name), zeroed=rows))
-
-    def is_changed(self, name: str) -> bool:
-        """Whether a bias is already decided to change."""
-        return isinstance(self._edits[name], VectorEdit)
-
-    def set_vector(self, name: str, value: Constant | Quotient | Sum) -> None:
-        """Replace a gain or a bias."""
-        self._require_floating(name)
-        info = self._tensors[name]
-        dtype = self._dtype(info.dtype)
-        self._edits[name] = VectorEdit(name=name, source=name, size=info.shape[0], dtype=dtype, value=value)
-
-    def _copy(self, name: str, source: str) -> TensorEdit:
-        return TensorEdit(name=name, source=source, dtype=self._dtype(self._tensors[source].dtype))
-
-    def _matrix(self, name: str) -> TensorEdit:
-        self._require_floating(name)
-        edit = self._edits[name]
-        assert isinstance(edit, TensorEdit), f"{name} is a vector in another decision"
-        return edit
-
-    def _sum(self, name: str) -> Sum:
-        """The sum that a bias has become so far."""
-        self._require_floating(name)
-        if len(self._tensors[name].shape) != 1:
-            raise ModelError(f"expected one axis in the bias {name}, got the shape {self._tensors[name].shape}")
-        edit = self._edits[name]
-        return edit.value if isinstance(edit, VectorEdit) and isinstance(edit.value, Sum) else Sum()
-
-    def _dtype(self, dtype: str) -> str:
-        return "F32" if self._is_widened and dtype in FLOATS else dtype
-
-    def _require_floating(self, name: str) -> None:
-        if name in self._tensors and (dtype := self._tensors[name].dtype) not in FLOATS:
-            raise ModelError(
-                f"expected {', '.join(FLOATS)} in {name}, got {dtype}: quantized weights cannot be folded; "
-                "give the model that they were made from"
-            )

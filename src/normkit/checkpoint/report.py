@@ -16,6 +16,7 @@ from normkit.text import counted, shortened, significant
 
 _FATES = {
     "folded": "folded",
+    "mantissa": "powers of two folded",
     "divided": "kept as b / g",
     "identity": "nothing to fold",
     "none": "-",
@@ -23,6 +24,7 @@ _FATES = {
 }
 _RELATIONS = {
     "identical": "bit for bit the source's",
+    "power": "times powers of two",
     "product": "one product, rounded once",
     "sum": "summed in float64, rounded once",
     "constant": "constants",
@@ -127,7 +129,7 @@ def _norm_table(changes: Iterable[NormChange]) -> Table:
     for norm in changes:
         readers = tuple(dict.fromkeys(reader.rpartition(".")[2] for reader in norm.readers))
         kind = "RMSNorm" if norm.becomes_rms else "-"
-        kept = f", {counted(len(norm.kept), 'coordinate')} kept" if norm.kept else ""
+        kept = f", {counted(len(norm.kept), 'coordinate')} kept" if norm.kept and norm.gain != "mantissa" else ""
         gain, bias = _FATES[norm.gain] + kept, _FATES[norm.bias]
         alike[pattern(norm.name), gain, bias, kind, shortened(readers, 4) or "-"].append(norm)
     rows = []

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from normkit.checkpoint.applying import MadeVector, Outcome, contents
 from normkit.checkpoint.model_folder import INDEX, WEIGHTS, read_exactly, read_json
-from normkit.checkpoint.plan import Edit, FoldPlan, TensorEdit
+from normkit.checkpoint.plan import MEASURED, Edit, FoldPlan, TensorEdit
 from normkit.checkpoint.reader import TORCH, CheckpointSource, Located, TensorInfo, header_bytes
 from normkit.checkpoint.staging import FinishedFile, new_file, writing
 from normkit.files import umask
@@ -174,7 +174,7 @@ class Shard:
             self._step(content.nbytes)
         assert offset == self._layout.starts[position + 1], f"{edit.name} has another size than its header says"
         with self._guard:
-            if edit.relation == "sum":
+            if edit.relation in MEASURED:
                 self._residuals[edit.name] = outcome.residual
             self._unflushed += offset - self._layout.starts[position]
             self._is_made[position] = True

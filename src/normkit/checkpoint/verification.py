@@ -272,8 +272,14 @@ def _figures(recorded: Certificate, anew: Certificate) -> Checked:
         difference(stated, measured, "residual"),
         difference(recorded.smallest_divisor, anew.smallest_divisor, "smallest_divisor"),
     ]
-    largest = max(measured.values(), default=0.0)
-    said = f"largest residual of a sum {largest:.2g}" if measured else "no sum was rounded"
+    sums, powers = (
+        [residual for name, residual in measured.items() if anew.tensors[name]["relation"] == relation]
+        for relation in ("sum", "power")
+    )
+    said = f"largest residual of a sum {max(sums):.2g}" if sums else "no sum was rounded"
+    if powers:
+        lost = sum(residual > 0 for residual in powers)
+        said += f", {counted(lost, 'tensor')} lost bits to underflow" if lost else ", no power of two lost a bit"
     if anew.smallest_divisor is not None:
         said += f", smallest gain divided by {anew.smallest_divisor['size']:.3g}"
     return judged("figures", [fault for fault in faults if fault], said)

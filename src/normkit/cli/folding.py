@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from normkit.checkpoint.plan import OPERATIONS
+from normkit.checkpoint.plan import ALL, OPERATIONS
 from normkit.cli.options import (
     json_option,
     model_argument,
@@ -23,12 +23,14 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "
 _HELP = """Fold the norms of the checkpoint SRC into its matrices and write the result to the new folder DST.
 
 \b
-gain    W (g * z) = (W diag(g)) z: gains go into the matrices that read them
-bias    W b goes into their biases; where there are none, b / g remains
-final   both, for the norm before the head; a tied head needs --untie
-centre  sums that only LayerNorms read lose their mean
-rms     such LayerNorms become RMSNorms with the same eps
-value   the bias of values moves behind the attention
+gain      W (g * z) = (W diag(g)) z: gains go into the matrices that read them
+bias      W b goes into their biases; where there are none, b / g remains
+final     both, for the norm before the head; a tied head needs --untie
+centre    sums that only LayerNorms read lose their mean
+rms       such LayerNorms become RMSNorms with the same eps
+value     the bias of values moves behind the attention
+exponent  in place of gain and final: only the power of two of each gain
+          moves, a gain in [0.7, 1.4] stays; no bit is lost in any dtype
 
 SRC is a folder with a transformers model, a config.json or model.safetensors in one, or else a Hub id. A step that
 would change the model's answers is not done, and the result says why. The weights are streamed: memory does not grow
@@ -52,7 +54,7 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
         return None
     given = tuple(name.strip() for name in value.split(",") if name.strip())
     if given == ("all",):
-        return OPERATIONS
+        return ALL
     if "batchnorm" in given:
         from normkit.checkpoint.planning import BATCH_NORMS
 
@@ -71,7 +73,7 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     "--ops",
     callback=_operations,
     metavar="LIST",
-    help="Some of gain,bias,final,centre,rms,value, or all.  [default: gain,bias,final]",
+    help="Some of the list above; all is the first six.  [default: gain,bias,final]",
 )
 @click.option("--untie", is_flag=True, help="Give a tied head its own copy of the table.")
 @click.option(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normkit.checkpoint.plan import Constant, Gain, PlanBuilder, Product, Reference, Rows, Sum, TensorEdit, VectorEdit
+from normkit.checkpoint.plan import Constant, Gain, Product, Reference, Rows, Sum, TensorEdit, VectorEdit
+from normkit.checkpoint.plan_builder import PlanBuilder
 from normkit.checkpoint.reader import TensorInfo
 from normkit.errors import InputError, ModelError
 from planned_models import context_on, model_of

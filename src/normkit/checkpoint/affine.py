@@ -1,0 +1,164 @@
+"""Gains and biases of norms, and the biases of values, moved into the linear maps that read them.
+
+gain, bias, final   W (g * z + b) + c = (W diag(g)) z + (c + W b)
+exponent            g = 2^e m, 0.7 < |m| < 1.4: W (g * z + b) = (W diag(2^e)) (m * z + b / 2^e), and nothing is rounded
+value               where the weights of a row of attention sum to one, b_v passes through: b_o + W_o b_v, b_v = 0
+
+A bias whose readers cannot all take it stays in the norm as b / g; a coordinate with g = 0 and b != 0 stays as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from normkit.checkpoint.applying import factors
+from normkit.checkpoint.plan import (
+    Constant,
+    Fate,
+    Gain,
+    Mantissa,
+    NormChange,
+    Operation,
+    Product,
+    Quotient,
+    Reference,
+    Rows,
+)
+from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
+from normkit.checkpoint.reader import TORCH
+from normkit.models.graph import Attention, Graph, Norm
+
+
+def move_affine(context: FoldContext, builder: PlanBuilder, norm: Norm) -> NormChange:
+    """Decide what becomes of the gain and the bias of a norm: into all its readers, or nowhere."""
+    if "exponent" in context.operations:
+        return move_exponents(context, builder, norm)
+    readers = context.graph.readers(norm.gives)
+    gain = None if norm.weight is None else context.vector(norm.weight) + norm.offset
+    bias = None if norm.bias is None else context.vector(norm.bias)
+    has_gain, has_bias = gain is not None and bool((gain != 1).any()), bias is not None and bool((bias != 0).any())
+    is_final = any(reader.is_head for reader in readers)
+    wants_gain = gain is not None and ("final" if is_final else "gain") in context.operations
+    wants_bias = bias is not None and ("final" if is_final else "bias") in context.operations
+    reasons: list[str] = []
+    if (
+        (wants_gain or wants_bias)
+        and (has_gain or has_bias)
+        and (reason := context.graph.against_folding(norm, untie=context.untie))
+    ):
+        operation: Operation = "final" if is_final else "gain" if wants_gain else "bias"
+        builder.refuse(operation, norm.name, reason)
+        wants_gain, wants_bias, reasons = False, False, [reason]
+    lacking = [reader.name for reader in readers if reader.bias is None and not context.graph.ignores_key_bias(reader)]
+    folds_bias = wants_bias and has_bias and not lacking
+    kept: tuple[int, ...] = ()
+    if wants_gain and not folds_bias and gain is not None and bias is not None:
+        # No division by the gain can carry the bias at these coordinates.
+        kept = tuple(int(index) for index in ((gain == 0) & (bias != 0)).nonzero().flatten())
+    # The gain is 0 at the coordinates that are kept.
+    moves_gain = wants_gain and gain is not None and int((gain != 1).sum()) > len(kept)
+    if moves_gain:
+        factor = Gain(weight=str(norm.weight), offset=norm.offset, kept=kept)
+        for reader in readers:
+            builder.multiply(reader.weight, reader.in_axis, factor)
+        builder.set_vector(factor.weight, Constant(value=1.0 - norm.offset, kept=kept))
+        if has_bias and not folds_bias:
+            builder.set_vector(str(norm.bias), Quotient(gain=factor))
+    if folds_bias:
+        for reader in readers:
+            if reader.bias is not None:
+                matrix = reader.weight if reader.weight in context.source.tensors else str(reader.tied_to)
+                moved = Product(matrix=matrix, in_axis=reader.in_axis, vector=Reference(name=str(norm.bias)))
+                builder.add(reader.bias, moved)
+        builder.set_vector(str(norm.bias), Constant(value=0.0))
+    if wants_bias and has_bias and lacking:
+        stays = "stays in the norm, divided by the gain" if moves_gain else "stays in the norm"
+        reasons.append(f"its bias {stays}, as {', '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} none")
+    return NormChange(
+        name=norm.name,
+        gain=_fate(gain, has_gain, "folded" if moves_gain else None),
+        bias=_fate(bias, has_bias, "folded" if folds_bias else "divided" if has_bias and moves_gain else None),
+        readers=tuple(reader.name for reader in readers) if moves_gain or folds_bias else (),
+        kept=kept,
+        reasons=tuple(reasons),
+    )
+
+
+def move_exponents(context: FoldContext, builder: PlanBuilder, norm: Norm) -> NormChange:
+    """Decide which powers of two leave the gain of a norm; the rest stays, and no number loses a bit.
+
+    A coordinate stays as it is where its gain or its bias would not fit the dtype that is written.
+    """
+    gain = None if norm.weight is None else context.vector(norm.weight) + norm.offset
+    bias = None if norm.bias is None else context.vector(norm.bias)
+    has_bias = bias is not None and bool((bias != 0).any())
+    if gain is None:
+        return NormChange(name=norm.name, gain="none", bias=_fate(bias, has_bias, None))
+    factor = Gain(weight=str(norm.weight), offset=norm.offset, is_power=True)
+    power = factors(factor, context.vector(factor.weight))
+    if bool((power == 1).all()):
+        return NormChange(name=norm.name, gain="identity", bias=_fate(bias, has_bias, None))
+    if reason := context.graph.against_folding(norm, untie=context.untie):
+        builder.refuse("exponent", norm.name, reason)
+        return NormChange(name=norm.name, gain="left", bias=_fate(bias, has_bias, None), reasons=(reason,))
+    dtype = builder.written_dtype(factor.weight)
+    fits = _fits(gain / power - norm.offset, dtype)
+    if norm.bias is not None and bias is not None:
+        fits &= _fits(bias / power, builder.written_dtype(norm.bias))
+    kept = tuple(int(index) for index in (~fits & (power != 1)).nonzero().flatten())
+    if len(kept) == int((power != 1).sum()):
+        reason = f"{dtype} holds none of the gains that would remain"
+        builder.refuse("exponent", norm.name, reason)
+        return NormChange(name=norm.name, gain="left", bias=_fate(bias, has_bias, None), reasons=(reason,))
+    factor = Gain(weight=factor.weight, offset=norm.offset, kept=kept, is_power=True)
+    readers = context.graph.readers(norm.gives)
+    for reader in readers:
+        builder.multiply(reader.weight, reader.in_axis, factor)
+    builder.set_vector(factor.weight, Mantissa(gain=factor))
+    if has_bias:
+        builder.set_vector(str(norm.bias), Quotient(gain=factor))
+    return NormChange(
+        name=norm.name,
+        gain="mantissa",
+        bias=_fate(bias, has_bias, "divided" if has_bias else None),
+        readers=tuple(reader.name for reader in readers),
+        kept=kept,
+    )
+
+
+def _fits(values: Tensor, dtype: str) -> Tensor:
+    """Whether each float64 value is a number of a dtype."""
+    return values.to(TORCH[dtype]).to(torch.float64) == values
+
+
+def _fate(vector: Tensor | None, is_there: bool, moved: Fate | None) -> Fate:
+    if vector is None:
+        return "none"
+    return moved or ("left" if is_there else "identity")
+
+
+def move_value_bias(context: FoldContext, builder: PlanBuilder, attention: Attention) -> None:
+    """Move the bias of the values of an attention into the bias behind it, where that is exact."""
+    value, output = attention.value, attention.output
+    if value.bias is None:
+        return
+    head = context.source.tensors[output.weight].shape[output.in_axis] // attention.heads
+    rows = None
+    if attention.layout == "last":
+        rows = Rows(blocks=1, tail=attention.kv_heads * head)
+    elif attention.layout == "last of each group":
+        rows = Rows(blocks=attention.kv_heads, tail=head)
+    stored = context.vector(value.bias)
+    taken = stored if rows is None else stored.view(rows.blocks, -1)[:, -rows.tail :]
+    if not builder.is_changed(value.bias) and not bool((taken != 0).any()):
+        return
+    if reason := Graph.against_value_fold(attention):
+        builder.refuse("value", attention.name, reason)
+        return
+    repeat = attention.heads // attention.kv_heads
+    moved = Reference(
+        name=value.bias, is_folded=True, rows=rows, heads=attention.kv_heads if repeat > 1 else 0, repeat=repeat
+    )
+    builder.add(str(output.bias), Product(matrix=output.weight, in_axis=output.in_axis, vector=moved))
+    builder.zero(value.bias, rows)

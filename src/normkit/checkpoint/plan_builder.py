@@ -1,0 +1,167 @@
+"""The decisions about a checkpoint while its plan is made: what is known of it, and the edits so far."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normkit.checkpoint.plan import (
+    FLOATS,
+    Constant,
+    Edit,
+    Gain,
+    Mantissa,
+    Operation,
+    Product,
+    Quotient,
+    Refusal,
+    Rows,
+    Sum,
+    TensorEdit,
+    VectorEdit,
+)
+from normkit.checkpoint.reader import Source, TensorInfo, check_finite
+from normkit.errors import InputError, ModelError
+from normkit.models.expansion import Settings
+from normkit.models.graph import Graph
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FoldContext:
+    """A checkpoint and what is asked of it. Of its tensors only vectors are read."""
+
+    graph: Graph
+    settings: Settings
+    source: Source
+    operations: tuple[Operation, ...]
+    untie: bool
+    """A tied head gets a table of its own."""
+    _read: dict[str, Tensor] = field(default_factory=dict)
+
+    def vector(self, name: str) -> Tensor:
+        """A gain or a bias in float64, read once; one for each of several heads is flattened.
+
+        Raises:
+            ModelError: If it holds NaN or infinity, or no floating-point numbers.
+        """
+        if name not in self._read:
+            info = self.source.tensors[name]
+            if info.dtype not in FLOATS:
+                raise ModelError(f"expected {', '.join(FLOATS)} in {name}, got {info.dtype}; give an unquantized model")
+            values = self.source.rows(name, 0, info.matrix[0]).flatten().to(torch.float64)
+            check_finite(name, values)
+            self._read[name] = values
+        return self._read[name]
+
+
+class PlanBuilder:
+    """Collects decisions and refusals; every tensor that no decision names is copied.
+
+    Args:
+        tensors: The tensors of the source, in its order.
+        dtype: "same" or "float32".
+
+    Raises:
+        InputError: If "float32" would lose bits.
+    """
+
+    def __init__(self, tensors: Mapping[str, TensorInfo], dtype: str) -> None:
+        self.refusals: tuple[Refusal, ...] = ()
+        self._tensors, self._is_widened = tensors, dtype == "float32"
+        if self._is_widened and (wide := [name for name, info in tensors.items() if info.dtype == "F64"]):
+            raise InputError(f"dtype float32 would round {wide[0]}, which is float64; leave it at 'same'")
+        self._edits: dict[str, Edit] = {name: self._copy(name, name) for name in tensors}
+        self._copied_biases: dict[str, str] = {}
+
+    def edits(self) -> tuple[Edit, ...]:
+        """One for each tensor of the source, in its order, then the created ones."""
+        for name, source in self._copied_biases.items():
+            self._edits[name] = dataclasses.replace(self._edits[source], name=name)
+        return tuple(self._edits.values())
+
+    def refuse(self, operation: Operation, place: str, reason: str) -> None:
+        """Note that something that was asked for is not done."""
+        self.refusals += (Refusal(operation=operation, place=place, reason=reason),)
+
+    def multiply(self, name: str, axis: int, gain: Gain) -> None:
+        """Multiply a matrix along one axis by a gain."""
+        matrix = self._matrix(name)
+        if matrix.gain is not None:
+            raise ModelError(f"{name} would be multiplied by two gains; its family's file is wrong")
+        self._edits[name] = dataclasses.replace(matrix, gain=gain, gain_axis=axis)
+
+    def centre(self, name: str, axis: int) -> None:
+        """Subtract the mean of a matrix or of a table along one axis."""
+        self._edits[name] = dataclasses.replace(self._matrix(name), centred_axis=axis)
+
+    def copy_table(self, name: str, source: str) -> None:
+        """Create a tensor for a head that shared a table; other calls with its name then edit it."""
+        self._edits[name] = self._copy(name, source)
+
+    def copy_bias(self, name: str, source: str) -> None:
+        """Create a bias for a head that shared another's; it becomes what that one becomes."""
+        self._edits[name], self._copied_biases[name] = self._edits[source], source
+
+    def create_constant(self, name: str, size: int, value: float, dtype: str) -> None:
+        """Create a vector of one number."""
+        constant = Constant(value=value)
+        self._edits[name] = VectorEdit(name=name, source=None, size=size, dtype=self._dtype(dtype), value=constant)
+
+    def add(self, name: str, product: Product) -> None:
+        """Add a matrix times a vector to a bias."""
+        value = self._sum(name)
+        self.set_vector(name, dataclasses.replace(value, terms=(*value.terms, product)))
+
+    def centre_bias(self, name: str) -> None:
+        """Subtract the mean of a bias, after everything has been added to it."""
+        self.set_vector(name, dataclasses.replace(self._sum(name), is_centred=True))
+
+    def zero(self, name: str, rows: Rows | None) -> None:
+        """Write these rows of a bias as zero, None for all of them: another bias has taken them over."""
+        rows = rows or Rows(blocks=1, tail=self._tensors[name].shape[0])
+        self.set_vector(name, dataclasses.replace(self._sum(name), zeroed=rows))
+
+    def is_changed(self, name: str) -> bool:
+        """Whether a bias is already decided to change."""
+        return isinstance(self._edits[name], VectorEdit)
+
+    def set_vector(self, name: str, value: Constant | Quotient | Mantissa | Sum) -> None:
+        """Replace a gain or a bias."""
+        self._require_floating(name)
+        size = self._tensors[name].shape[0]
+        self._edits[name] = VectorEdit(name=name, source=name, size=size, dtype=self.written_dtype(name), value=value)
+
+    def written_dtype(self, name: str) -> str:
+        """The dtype in which a tensor of the source is written."""
+        return self._dtype(self._tensors[name].dtype)
+
+    def _copy(self, name: str, source: str) -> TensorEdit:
+        return TensorEdit(name=name, source=source, dtype=self._dtype(self._tensors[source].dtype))
+
+    def _matrix(self, name: str) -> TensorEdit:
+        self._require_floating(name)
+        edit = self._edits[name]
+        assert isinstance(edit, TensorEdit), f"{name} is a vector in another decision"
+        return edit
+
+    def _sum(self, name: str) -> Sum:
+        """The sum that a bias has become so far."""
+        self._require_floating(name)
+        if len(self._tensors[name].shape) != 1:
+            raise ModelError(f"expected one axis in the bias {name}, got the shape {self._tensors[name].shape}")
+        edit = self._edits[name]
+        return edit.value if isinstance(edit, VectorEdit) and isinstance(edit.value, Sum) else Sum()
+
+    def _dtype(self, dtype: str) -> str:
+        return "F32" if self._is_widened and dtype in FLOATS else dtype
+
+    def _require_floating(self, name: str) -> None:
+        if name in self._tensors and (dtype := self._tensors[name].dtype) not in FLOATS:
+            raise ModelError(
+                f"expected {', '.join(FLOATS)} in {name}, got {dtype}: quantized weights cannot be folded; "
+                "give the model that they were made from"
+            )
