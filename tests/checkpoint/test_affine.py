@@ -8,9 +8,11 @@ import torch
 from folded_checkpoints import check, failed, flipped, folded, tensors
 from folding_cases import BAR, difference, reasons, results
 from normkit.checkpoint import fold, verify
+from normkit.checkpoint.affine import expected_rounding
 from normkit.checkpoint.applying import factors
 from normkit.checkpoint.loading import load
 from normkit.checkpoint.memory import fold as fold_model
+from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import Gain
 from normkit.errors import InputError
 from planned_models import edits_of, model_of, plan_of
@@ -101,3 +103,23 @@ def test_in_memory_it_is_undone_bit_for_bit():
     assert difference(before, results(model, inputs)) <= BAR
     fold_model(model, inverse=folding)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_rounding_of_folded_gains_is_foretold(dtype):
+    model, _ = tiny("llama", dtype=dtype)
+    plan, source = plan_of(model, "gain"), open_model(model).source
+    expected, count = expected_rounding(plan.edits, source)
+    before = {name: value.double() for name, value in model.state_dict().items()}
+    fold_model(model, operations=["gain"])
+    lost = total = 0.0
+    for edit in plan.edits:
+        if edit.relation == "product":
+            exact = before[edit.name] * before[edit.gain.weight]
+            lost += float((model.state_dict()[edit.name].double() - exact).square().sum())
+            total += float(exact.square().sum())
+    # All matrices of so small a model are read.
+    assert count == sum(before[edit.name].numel() for edit in plan.edits if edit.relation == "product")
+    assert expected == pytest.approx((lost / total) ** 0.5, rel=1e-6)
+    assert expected_rounding(plan_of(model, "exponent").edits, source)[0] == 0.0

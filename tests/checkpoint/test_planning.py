@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from normkit.checkpoint.affine import move_affine, move_value_bias
 from normkit.checkpoint.centring import become_rms, centre_writers, change_family
 from normkit.checkpoint.opening import open_checkpoint, open_model
 from normkit.checkpoint.plan import Constant, Gain, Product, Quotient, Reference, Rows, Sum
-from normkit.checkpoint.planning import DEFAULT, ROUNDING, make_plan
+from normkit.checkpoint.planning import DEFAULT, make_plan
 from normkit.errors import InputError, ModelError
 from normkit.spec import NormSpec
 from planned_models import ALL, context_on, edits_of, model_of, plan_of
@@ -105,7 +106,10 @@ def test_wider_output_is_said_at_every_level_of_the_configuration(said, keys):
 
 def test_what_rounding_costs_is_said_where_products_are_rounded():
     narrow = model_of("llama", dtype=torch.bfloat16)
-    assert plan_of(narrow).remarks == (ROUNDING,)
+    (remark,) = plan_of(narrow).remarks
+    said = re.match(r"folded gains are rounded to BF16: expected is an error of ([\d.]+) % of a weight", remark)
+    # The significand of a weight is spread over [1, 2): half a unit in its last place, 2^-8, is seldom reached.
+    assert 0.1 < float(said[1]) < 0.25
     assert plan_of(narrow, dtype="float32").remarks == plan_of(model_of("llama")).remarks == ()
     narrow = model_of("gpt2", tied=False, dtype=torch.bfloat16)
     assert "keep a small mean" in plan_of(narrow, "rms").remarks[-1]

@@ -91,11 +91,19 @@ def test_a_verification_says_its_verdict_and_every_check():
 
 @pytest.mark.parametrize(("difference", "headline"), [(1.5e-6, "proved"), (1.5, "not proved")])
 def test_logits_are_a_check_of_their_own(difference: float, headline: str):
-    agreement = Agreement(tokens=512, largest=29.4, difference=difference, rounding=2.9e-6, unit=2.0**-24)
+    agreement = Agreement(
+        tokens=512,
+        largest=29.4,
+        difference=difference,
+        rounding=2.9e-6,
+        unit=2.0**-24,
+        divergence=4e-5,
+        same_first=0.995,
+    )
     described = describe_proof(found(PASSED), agreement, "demo text")
     assert described.verdict.headline == headline
     assert described.facts[-1].label == "logits"
-    said = "of 29.4, in float64, on 512 tokens (demo text); moving the source's weights by half a unit in the last"
+    said = "of 29.4, in float64, on 512 tokens (demo text); KL 4e-5, the same first token at 99.5 %"
     assert said in described.facts[-1].value
     assert described.facts[-1].value.endswith(": 2.9e-6")
     exact = Agreement(tokens=8, largest=1.0, difference=0.0, rounding=0.0, unit=0.0)

@@ -137,6 +137,10 @@ class Agreement:
     rounding: float
     """How far the source's own logits move when each of its weights moves by up to half a unit in its last place, at
     random."""
+    divergence: float = 0.0
+    """KL(source || result) of the next token, in nats: the mean over all tokens."""
+    same_first: float = 1.0
+    """The share of tokens for which both models have the same highest logit."""
     unit: float
     """That half unit, relative: of the coarsest dtype that folding rounded to; 0 if it rounded none."""
 
@@ -153,6 +157,8 @@ class Agreement:
             "largest_logit": self.largest,
             "difference": self.difference,
             "rounding": self.rounding,
+            "kl_divergence": self.divergence,
+            "same_first": self.same_first,
             "unit": self.unit,
         }
 
@@ -169,7 +175,16 @@ def compare_logits(
         unit: Half a unit in the last place of the coarsest dtype that folding rounded to, relative: 2^-8 for bfloat16.
     """
     logits = [true_logits(source, **batch) for batch in batches]
-    difference = _largest_difference(logits, (true_logits(result, **batch) for batch in batches))
+    difference = divergence = same = places = 0.0
+    for expected, batch in zip(logits, batches, strict=True):
+        found = true_logits(result, **batch)
+        difference = max(difference, _largest_difference([expected], [found]))
+        # A few rows at a time: a vocabulary is large.
+        for one, other in zip(*(torch.split(each.flatten(0, -2), 16) for each in (expected, found)), strict=True):
+            logs = one.log_softmax(-1)
+            divergence += float((logs.exp() * (logs - other.log_softmax(-1))).sum())
+            same += float((one.argmax(-1) == other.argmax(-1)).sum())
+            places += len(one)
     rounding = 0.0
     if unit:
         generator = torch.Generator().manual_seed(0)
@@ -183,6 +198,8 @@ def compare_logits(
         largest=max(0.0, *(float(expected.abs().max()) for expected in logits)),
         difference=difference,
         rounding=rounding,
+        divergence=max(0.0, divergence / max(1, places)),
+        same_first=same / places if places else 1.0,
         unit=unit,
     )
 

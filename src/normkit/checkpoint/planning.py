@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from normkit.checkpoint.affine import move_affine, move_value_bias
+from normkit.checkpoint.affine import expected_rounding, move_affine, move_value_bias
 from normkit.checkpoint.build_model import KEY, record
 from normkit.checkpoint.centring import become_rms, centre_writers, change_family
 from normkit.checkpoint.model_folder import CONFIG, code_files
@@ -18,14 +18,10 @@ from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
 from normkit.errors import InputError
 from normkit.models.expansion import Settings
 from normkit.spec import NormSpec
-from normkit.text import counted
+from normkit.text import counted, percent
 
 DEFAULT: tuple[Operation, ...] = ("gain", "bias", "final")
 BATCH_NORMS = "batchnorm is folded in memory, and alone: nk.fold(model, operations=['batchnorm'], batch=...)"
-ROUNDING = (
-    "each product is rounded once to 16 bits, as the weights are: on SmolLM2-135M this moved logits by 0.37 of 50 (KL "
-    "4e-5, the same first token at 99.7 % of places), on Gemma 3 270M by 5.7 of 64 (4e-4, 99.2 %); float32 avoids it"
-)
 
 
 def make_plan(
@@ -139,7 +135,13 @@ def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit], change
         remarks.append(f"{counted(whole, 'gain')} stay whole, as {dtypes} would lose a bit of what remains")
     narrow = [edit for edit in edits if edit.dtype in ("F16", "BF16")]
     if any(edit.relation == "product" for edit in narrow):
-        remarks.append(ROUNDING)
+        error, count = expected_rounding(edits, context.source)
+        dtypes = " and ".join(sorted({edit.dtype for edit in narrow}))
+        remarks.append(
+            f"folded gains are rounded to {dtypes}: expected is an error of {percent(error)} of a weight (rms, from "
+            f"{count:,} of the weights), and of about as much of what a layer gives; verify --logits measures what it "
+            "moves; dtype float32 avoids it, and so does exponent in place of gain and final"
+        )
     if any(isinstance(edit, TensorEdit) and edit.centred_axis is not None for edit in edits):
         remarks.append("hidden states lose their mean; what norms and heads make of them is the same")
         if "rms" in context.operations and narrow:

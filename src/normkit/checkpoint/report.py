@@ -12,7 +12,7 @@ from normkit.checkpoint.shard import output_info
 from normkit.checkpoint.verification import Checked, Verification
 from normkit.show.grouping import merged, pattern
 from normkit.show.parts import Column, Fact, Section, Table, Tone, Verdict, printable
-from normkit.text import counted, shortened, significant
+from normkit.text import counted, percent, shortened, significant
 
 _FATES = {
     "folded": "folded",
@@ -105,6 +105,8 @@ def describe_proof(found: Verification, agreement: Agreement | None = None, toke
             f"differ by {significant(agreement.difference)} at most, of {significant(agreement.largest)}, in float64, "
             f"on {counted(agreement.tokens, 'token')} ({tokens})"
         )
+        if agreement.difference:
+            said += f"; KL {significant(agreement.divergence)}, the same first token at {percent(agreement.same_first)}"
         if agreement.unit:
             rounding = significant(agreement.rounding)
             said += f"; moving the source's weights by half a unit in the last place: {rounding}"
