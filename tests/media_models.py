@@ -1,4 +1,4 @@
-"""Tiny untrained models of images and of sound, each with a batch, and processors that make such a batch."""
+"""Tiny untrained models of images, of sound, of both with text and of neither, each with a batch; and processors."""
 
 from __future__ import annotations
 
@@ -44,6 +44,88 @@ _WHISPER = tf.WhisperConfig(
     decoder_start_token_id=1,
 )
 
+_TEXT = {**_ENCODER, "vocab_size": 99, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1}
+_TEXT |= {"eos_token_id": 2}
+_DECODER = {**_TEXT, "num_key_value_heads": 2}
+_IMAGE_TOKEN = 5
+
+
+class AdaptiveBlock(nn.Module):
+    """A block of a DiT (Peebles & Xie 2022, section 3.2): a condition scales, shifts and gates its norms."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(condition)[:, None].chunk(6, -1)
+        y = self.norm1(x) * (1 + scale1) + shift1
+        x = x + gate1 * self.attention(y, y, y, need_weights=False)[0]
+        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
+
+
+class DiT(nn.Module):
+    """A diffusion transformer: patches of a noisy image, and its step."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(4, width, 2, stride=2)
+        self.step = nn.Sequential(nn.Linear(1, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(AdaptiveBlock(width) for _ in range(2))
+        self.norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
+        self.out = nn.Linear(width, 16)
+
+    def forward(self, x: Tensor, timestep: Tensor) -> Tensor:
+        condition = self.step(timestep[:, None] / 1000)
+        rows = self.patches(x).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            rows = block(rows, condition)
+        y: Tensor = self.out(self.norm(rows))
+        return y
+
+
+class RecurrentCell(nn.Module):
+    """An LSTM with norms of its gates and of its cell (Ba, Kiros & Hinton 2016, equations 20 to 22)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.of_input, self.of_state = (nn.Linear(width, 4 * width, bias=False) for _ in range(2))
+        self.input_norm, self.state_norm = nn.LayerNorm(4 * width), nn.LayerNorm(4 * width)
+        self.cell_norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = torch.zeros_like(x[:, 0])
+        outputs = []
+        for step in x.unbind(1):
+            gates = self.input_norm(self.of_input(step)) + self.state_norm(self.of_state(h))
+            i, f, g, o = gates.chunk(4, -1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * self.cell_norm(c).tanh()
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+
+class Recurrent(nn.Module):
+    """Two layers of an LSTM between an embedding and a head."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(99, width)
+        self.layers = nn.ModuleList(RecurrentCell(width) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 99)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        y: Tensor = self.head(self.norm(x))
+        return y
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "ViT": (lambda: tf.ViTModel(tf.ViTConfig(**_SMALL)), 32),
     "DeiT": (lambda: tf.DeiTModel(tf.DeiTConfig(**_SMALL)), 32),
@@ -77,6 +159,95 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     ),
 }
 """Name -> the model, and the pixels of a side of its images; 0 for one of sound."""
+
+
+def _tokens(length: int, images: slice = slice(0)) -> Tensor:
+    """Token ids of one text; those of a slice stand for an image."""
+    ids = torch.randint(10, 99, (1, length), generator=torch.Generator().manual_seed(0))
+    ids[0, images] = _IMAGE_TOKEN
+    return ids
+
+
+def _gemma3() -> tuple[nn.Module, dict[str, Tensor]]:
+    text = {**_DECODER, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16}
+    config = tf.Gemma3Config(
+        text_config=text, vision_config=_SMALL, mm_tokens_per_image=4, image_token_index=5, boi_token_index=7
+    )
+    ids = _tokens(40, slice(2, 6))
+    batch = {
+        "input_ids": ids,
+        "token_type_ids": (ids == _IMAGE_TOKEN).long(),
+        "pixel_values": torch.randn(1, 3, 32, 32),
+    }
+    return tf.Gemma3ForConditionalGeneration(config), batch
+
+
+def _qwen25_vl() -> tuple[nn.Module, dict[str, Tensor]]:
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 4, "intermediate_size": 64, "out_hidden_size": 32}
+    vision |= {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]}
+    config = tf.Qwen2_5_VLConfig(
+        text_config={**_DECODER, "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+        vision_config=vision,
+        image_token_id=_IMAGE_TOKEN,
+        video_token_id=6,
+        vision_start_token_id=7,
+        vision_end_token_id=8,
+    )
+    ids = _tokens(40, slice(3, 19))
+    ids[0, 2], ids[0, 19] = 7, 8
+    images = {"pixel_values": torch.randn(64, 96), "image_grid_thw": torch.tensor([[1, 8, 8]])}
+    return tf.Qwen2_5_VLForConditionalGeneration(config), {
+        "input_ids": ids,
+        "mm_token_type_ids": (ids == _IMAGE_TOKEN).long(),
+        **images,
+    }
+
+
+def _two_towers(config: Any, model: Any) -> tuple[nn.Module, dict[str, Tensor]]:
+    text = {**_TEXT, "max_position_embeddings": 20}
+    built = model(config(text_config=text, vision_config=_SMALL))
+    return built, {"input_ids": _tokens(10), "pixel_values": torch.randn(1, 3, 32, 32)}
+
+
+def _paligemma() -> tuple[nn.Module, dict[str, Tensor]]:
+    config = tf.PaliGemmaConfig(
+        text_config={"model_type": "gemma", **_DECODER, "head_dim": 8},
+        vision_config=_SMALL,
+        projection_dim=32,
+        image_token_index=_IMAGE_TOKEN,
+    )
+    ids = _tokens(40, slice(2, 18))
+    batch = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "pixel_values": torch.randn(1, 3, 32, 32)}
+    return tf.PaliGemmaForConditionalGeneration(config), batch
+
+
+_STATES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2}
+
+OTHERS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
+    "CLIP, both towers": lambda: _two_towers(tf.CLIPConfig, tf.CLIPModel),
+    "SigLIP, both towers": lambda: _two_towers(tf.SiglipConfig, tf.SiglipModel),
+    "Qwen2.5-VL": _qwen25_vl,
+    "Gemma 3": _gemma3,
+    "PaliGemma": _paligemma,
+    "DiT": lambda: (DiT(), {"x": torch.randn(2, 4, 8, 8), "timestep": torch.tensor([10.0, 500.0])}),
+    "Mamba": lambda: (
+        tf.MambaForCausalLM(tf.MambaConfig(**_STATES, state_size=8, time_step_rank=4)),
+        {"input_ids": _tokens(32)},
+    ),
+    "RWKV": lambda: (
+        tf.RwkvForCausalLM(tf.RwkvConfig(**_STATES, attention_hidden_size=32, intermediate_size=64, context_length=64)),
+        {"input_ids": _tokens(32)},
+    ),
+    "LSTM": lambda: (Recurrent(), {"input_ids": _tokens(32)}),
+}
+"""Name -> the model and a batch, of images and text at once, of diffusion, or of text without attention."""
+
+
+def other_model(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The model in evaluation mode, and a batch."""
+    torch.manual_seed(0)
+    model, batch = OTHERS[name]()
+    return model.eval(), batch
 
 
 def media_model(name: str) -> tuple[nn.Module, dict[str, Tensor]]:

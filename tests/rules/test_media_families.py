@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from media_models import MODELS, media_model
+from media_models import MODELS, OTHERS, media_model, other_model
 
 # Whole models of transformers.
 pytestmark = pytest.mark.slow
@@ -46,6 +46,34 @@ def test_untrained_models_are_clean(family):
     if family in _BATCH_NORMS:
         assert all("batch norm" in reason for _, reason in inspection.unrecognised)
         assert inspection.unrecognised
+
+
+_FURTHER: dict[str, tuple[dict[str, int], dict[str, int], str | None]] = {
+    "CLIP, both towers": ({"patch": 5, "image": 1, "token": 5}, {"pre": 4}, "text_model.final_layer_norm"),
+    "SigLIP, both towers": ({"patch": 6, "token": 5}, {"pre": 4}, "text_model.final_layer_norm"),
+    "Qwen2.5-VL": ({"patch": 5, "token": 5}, {"pre": 2}, "model.language_model.norm"),
+    "Gemma 3": ({"patch": 7, "token": 13}, {"pre": 2, "peri": 2}, "model.language_model.norm"),
+    "PaliGemma": ({"patch": 6, "token": 5}, {"pre": 4}, "model.language_model.norm"),
+    "DiT": ({"patch": 5}, {"pre": 2}, "norm"),
+    "Mamba": ({"token": 3}, {"pre": 2}, "backbone.norm_f"),
+    # The first block normalizes the embeddings before anything else.
+    "RWKV": ({"token": 6}, {"unknown": 1, "pre": 1}, "rwkv.ln_out"),
+    # No residual connection: there is no stream to place norms beside.
+    "LSTM": ({"token": 7}, {"unknown": 2}, "norm"),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("family", OTHERS)
+def test_models_of_several_inputs_or_without_attention_are_clean(family):
+    model, batch = other_model(family)
+    inspection = nk.inspect(model, batch)
+    assert [(found.rule, found.evidence) for found in inspection.findings if found.severity != "note"] == []
+    rows, placements = (
+        dict(Counter(each))
+        for each in ((site.row for site in inspection.sites), (block.placement for block in inspection.blocks))
+    )
+    assert (rows, placements, inspection.final_norm) == _FURTHER[family]
 
 
 @pytest.mark.parametrize(

@@ -178,10 +178,15 @@ def inspect(
 
         try:
             structure = survey(model, run_few, report)
-        # Some models, such as those of sound, take no shorter input, and raise anything.
+        # Some models, such as those of sound, take no shorter input, and raise anything; those of images and text at
+        # once lose the places of the images.
         except Exception:
             few, outputs = rows(first, 0), []
-            structure = survey(model, run_few, report)
+            try:
+                structure = survey(model, run_few, report)
+            except Exception:
+                few, outputs = dict(first), []
+                structure = survey(model, run_few, report)
         # A wrong path is reported before the whole text is run.
         paths = [norm.path for norm in structure.sites]
         path = _middle_site(structure) if site is None else chosen(paths, site, name or "the model")[0]

@@ -158,19 +158,21 @@ def _norms(stock: Any) -> dict[str, _Norm]:
     with suppress(NotImplementedError):
         width = int(getattr(stock.get_input_embeddings(), "embedding_dim", _SOME_WIDTH))
     known: dict[object, _Norm | None] = {}
-    found = {}
+    found, owners = {}, dict[str, Any]()
     for path, module in stock.named_modules():
+        # Each model of transformers inside another one draws its own weights.
+        owner = owners[path] = module if hasattr(module, "_init_weights") else owners[path.rpartition(".")[0]]
         if any(module.children()) or not may_be_norm(module):
             continue
-        kind = likeness(module)
+        kind = likeness(module), type(owner)
         if kind not in known:
-            known[kind] = _identified(stock, module, width)
+            known[kind] = _identified(stock, owner, module, width)
         if (norm := known[kind]) is not None:
             found[path] = norm
     return found
 
 
-def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
+def _identified(stock: Any, owner: Any, module: nn.Module, width: int) -> _Norm | None:
     shape = next((tuple(parameter.shape) for parameter in module.parameters() if parameter.numel() > 1), (width,))
     spec = _declared_spec(stock, module)
     is_declared = spec is not None
@@ -181,7 +183,7 @@ def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
         if spec is None:
             return None
         fresh = copy.deepcopy(module).to_empty(device="cpu")
-        stock._init_weights(fresh)
+        owner._init_weights(fresh)
     except Exception:
         return None
     parameters = dict(fresh.named_parameters())

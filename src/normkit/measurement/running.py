@@ -203,11 +203,13 @@ def part(batch: Batch, ids: Tensor, chosen: slice | list[int], columns: int | No
 
 
 def first_tokens(batch: Batch) -> dict[Any, Any]:
-    """The first row's first tokens, all of them attended to; an image or a recording is taken whole."""
-    columns = _STRUCTURE_TOKENS if unit(batch) == "token" else None
+    """The first row's first tokens, all of them attended to; beside an image or a recording, all of its tokens."""
+    columns, samples = _STRUCTURE_TOKENS if _medium(batch) == "token" else None, len(first_of(batch))
 
     def small(name: str, value: Tensor) -> Tensor:
-        few = value[:1, :columns] if value.dim() > 1 else value
+        has_rows = value.dim() > 1 or (value.dim() == 1 and len(value) == samples)
+        few = value[:1] if has_rows else value
+        few = few[:, :columns] if few.dim() > 1 else few
         return torch.ones_like(few) if name.endswith("attention_mask") else few
 
     return changed(batch, small)
@@ -266,10 +268,13 @@ def unit(batch: Batch) -> str:
 
     Images are floating-point tensors of four axes or more; recordings go by the names that transformers gives them.
     """
+    return "token" if "input_ids" in batch else _medium(batch)
+
+
+def _medium(batch: Batch) -> str:
+    """The same without a look at token ids: what there is beside them."""
     found = [(name, value) for name, value in tensors(batch) if value.is_floating_point()]
-    if "input_ids" in batch or not found:
-        return "token"
-    if any(value.dim() > 3 for _, value in found):
+    if any(value.dim() > 3 or name.startswith("pixel_values") for name, value in found):
         return "image"
     return "recording" if any(name in ("input_features", "input_values") for name, _ in found) else "token"
 
@@ -283,8 +288,9 @@ def row_name(batch: Batch, shape: Sequence[int], rows: Rows, role: str) -> str:
         rows: Which axes of it make a row.
         role: The role of the norm: one of queries or keys has an axis of heads.
     """
-    whole, ids = unit(batch), token_ids(batch)
-    if whole == "token" or (ids is not None and len(shape) == 3 and shape[:2] == ids.shape):
+    whole, ids = _medium(batch), token_ids(batch)
+    # Tokens may lie flat, and queries and keys have an axis of heads before or behind them.
+    if whole == "token" or (ids is not None and _has_tokens(shape, ids.shape, role)):
         return "token"
     if rows.are_samples:
         if rows.groups == 1:
@@ -297,6 +303,14 @@ def row_name(batch: Batch, shape: Sequence[int], rows: Rows, role: str) -> str:
     if whole == "recording":
         return "frame"
     return "pixel" if len(shape) - taken == 3 and role != "query-key" else "patch"
+
+
+def _has_tokens(shape: Sequence[int], ids: Sequence[int], role: str) -> bool:
+    samples, tokens = ids
+    axes = shape[1:-1] if role == "query-key" else shape[1:2]
+    return (len(shape) > 2 and shape[0] == samples and tokens in axes) or (
+        len(shape) == 2 and shape[0] == samples * tokens
+    )
 
 
 def vocabulary(model: nn.Module) -> int | None:
