@@ -28,6 +28,7 @@ from transformers import (
 
 from forks import Fork
 from helpers import refused
+from normkit.checkpoint import offloading
 from normkit.cli import inspection
 
 # Each runs the command on a whole model.
@@ -107,6 +108,20 @@ def test_a_pattern_chooses_the_norms_that_are_printed_and_the_one_of_the_walk(gp
         "tiny has no norm at 'ln_ff'; did you mean transformer.ln_f, transformer.h.0.ln_1, transformer.h.0.ln_2, "
         "transformer.h.1.ln_1, transformer.h.1.ln_2? `normkit identify MODEL` lists them"
     )
+
+
+def test_weights_that_stay_in_the_file_give_the_same_report(
+    gpt2: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offloading, "_RESIDENT", 200)
+    offloaded, in_memory = (run("inspect", gpt2, *QUICK, "--json", *option) for option in (["--offload"], []))
+    assert (offloaded.exit_code, offloaded.stderr) == (0, "")
+    assert offloaded.stdout == in_memory.stdout
+
+
+def test_a_training_step_needs_the_weights(gpt2: Path, run: Run) -> None:
+    line = "--train-step does not go with --offload, which keeps no weights for a backward pass"
+    assert refused(run("inspect", gpt2, "--offload", "--train-step")) == line
 
 
 def test_a_training_step_is_told_of_in_results_files_and_json(gpt2: Path, run: Run) -> None:

@@ -53,6 +53,7 @@ def build_model(
     weights: Mapping[str, Tensor],
     folder: Path,
     *,
+    view: Path | None = None,
     text_only: bool = False,
     or_body: bool = True,
     **options: Any,
@@ -61,8 +62,9 @@ def build_model(
 
     Args:
         values: The result of `read_config`.
-        weights: By name; on the meta device if device_map="meta" is among the options.
+        weights: By name; on the meta device if device_map="meta" is among the options, or if there is a `view`.
         folder: Named in messages.
+        view: A folder with nothing but the weights, which transformers then reads itself.
         text_only: Refuse a class that does not read text.
         or_body: Build the same model without its head if only weights of the head are missing.
         options: Further arguments of `from_pretrained`, such as dtype.
@@ -73,16 +75,16 @@ def build_model(
     config, class_ = model_class(values, folder)
     if text_only:
         check_reads_text(class_)
-    built = _built(class_, config, weights, folder, options)
+    built = _built(class_, config, weights, folder, view, options)
     body, prefix = body_class(config) if or_body else None, built.model.base_model_prefix
     is_head_missing = built.missing and prefix and not any(name.startswith(f"{prefix}.") for name in built.missing)
     if is_head_missing and body not in (None, class_):
-        return _built(body, config, weights, folder, options)._replace(asked=class_.__name__)
+        return _built(body, config, weights, folder, view, options)._replace(asked=class_.__name__)
     return built
 
 
 def _built(
-    class_: Any, config: Any, weights: Mapping[str, Tensor], folder: Path, options: dict[str, Any]
+    class_: Any, config: Any, weights: Mapping[str, Tensor], folder: Path, view: Path | None, options: dict[str, Any]
 ) -> BuiltModel:
     import torch
 
@@ -91,9 +93,9 @@ def _built(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model, report = class_.from_pretrained(
-                None,
+                None if view is None else str(view),
                 config=config,
-                state_dict=dict(weights),
+                **({"state_dict": dict(weights)} if view is None else {}),
                 trust_remote_code=False,
                 use_safetensors=True,
                 local_files_only=True,
@@ -190,7 +192,7 @@ def reload_of(values: Mapping[str, Any], tensors: Mapping[str, TensorInfo], fold
 
 @contextmanager
 def quiet_libraries(*, downloads: bool = False) -> Iterator[None]:
-    """Keep the messages of transformers and huggingface_hub off the terminal.
+    """Keep the messages of transformers, huggingface_hub and accelerate off the terminal.
 
     Args:
         downloads: Leave the Hub's download bars on.
@@ -201,6 +203,9 @@ def quiet_libraries(*, downloads: bool = False) -> Iterator[None]:
 
     level, hub_level = model_logging.get_verbosity(), hub_logging.get_verbosity()
     bars, hub_bars = model_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    offloader = logging.getLogger("accelerate")
+    offloader_level = offloader.level
+    offloader.setLevel(logging.CRITICAL)
     model_logging.set_verbosity(logging.CRITICAL)
     hub_logging.set_verbosity(logging.CRITICAL)
     model_logging.disable_progress_bar()  # the Hub's bars with it
@@ -211,6 +216,7 @@ def quiet_libraries(*, downloads: bool = False) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
+        offloader.setLevel(offloader_level)
         model_logging.set_verbosity(level)
         hub_logging.set_verbosity(hub_level)
         if bars:

@@ -60,6 +60,7 @@ def load_model(
     local_files_only: bool = False,
     show_downloads: bool = False,
     text_only: bool = True,
+    offload: bool = False,
 ) -> LoadedModel:
     """Load a model of transformers from a folder, or from the Hub if there is no such folder.
 
@@ -70,6 +71,7 @@ def load_model(
         local_files_only: Ask no server; a Hub id must be in the cache.
         show_downloads: Leave the Hub's download bars on.
         text_only: Refuse a model that reads images or sound.
+        offload: As in `load`.
 
     Raises:
         ModelError: If the model cannot be loaded, for whatever reason; one line.
@@ -84,7 +86,7 @@ def load_model(
     # Before transformers is imported, so that a mistake costs a moment and not seconds.
     values, files = read_config(path, infinity=True), weight_files(path)
     with quiet_libraries():
-        built, notes = _built(path, values, files, dtype, text_only=text_only)
+        built, notes = _built(path, values, files, dtype, text_only=text_only, offload=offload)
         tokenizer, tokenizer_note = _tokenizer(path)
         processor = None if built.model.main_input_name == "input_ids" else _processor(path, built.model)
     return LoadedModel(
@@ -98,7 +100,7 @@ def load_model(
     )
 
 
-def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
+def load(path: str | PathLike[str], *, dtype: str = "auto", offload: bool = False) -> Any:
     """A model of transformers in evaluation mode, of any kind, with the norms that its folder records as replaced.
 
     For folders of `normkit fold` with norms that no class of transformers has. Any other checkpoint is loaded as
@@ -107,6 +109,8 @@ def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
     Args:
         path: A model's folder, the config.json or model.safetensors in it, or a Hub id "org/name[@revision]".
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16", "float16" or "float64".
+        offload: Leave the weights in the files: accelerate reads those of each linear map or table when it is called,
+            so that a model larger than memory runs, such as in `normkit.inspect`. Needs the package accelerate.
 
     Returns:
         The model, of its class of transformers.
@@ -114,7 +118,7 @@ def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
     Raises:
         ModelError: If it cannot be loaded, or lacks a weight; one line. Weights that its class does not use are a
             warning.
-        InputError: If dtype is not one of its choices.
+        InputError: If dtype is not one of its choices, or the weights cannot be offloaded.
         KindError: If path is not a path.
 
     Example:
@@ -127,7 +131,7 @@ def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
     folder, _ = _folder(str(path), dtype, None)
     values, files = read_config(folder, infinity=True), weight_files(folder)
     with quiet_libraries():
-        built, notes = _built(folder, values, files, dtype)
+        built, notes = _built(folder, values, files, dtype, offload=offload)
     if built.missing:
         raise ModelError(
             f"{_count(built.missing)} missing in {folder}: {shortened(built.missing)}; download it again, or load it "
@@ -155,14 +159,25 @@ def _folder(
 
 
 def _built(
-    folder: Path, values: dict[str, Any], files: list[Path], dtype: str, *, text_only: bool = False
+    folder: Path,
+    values: dict[str, Any],
+    files: list[Path],
+    dtype: str,
+    *,
+    text_only: bool = False,
+    offload: bool = False,
 ) -> tuple[BuiltModel, tuple[str, ...]]:
     """The model with its recorded norms, and one note for each thing that did not fit."""
     import torch
 
+    from normkit.checkpoint.offloading import build_offloaded
+
     norms = recorded(values, folder / CONFIG)
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
-    built = build_model(values, read_weights(files), folder, text_only=text_only, dtype=wanted)
+    if offload:
+        built = build_offloaded(values, files, folder, text_only=text_only, dtype=wanted)
+    else:
+        built = build_model(values, read_weights(files), folder, text_only=text_only, dtype=wanted)
     model, name = built.model, type(built.model).__name__
     if built.mismatched:
         weight, given, expected = built.mismatched[0]

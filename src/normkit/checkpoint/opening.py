@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from normkit.checkpoint.model_folder import ADAPTER, CONFIG, INDEX, WEIGHTS, FileState, changed, file_states, read_json
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from normkit.checkpoint.reader import CheckpointSource, Source
+    from normkit.identification.offloading import Stored
 
 # Keys with which a configuration could make transformers fetch code, load other files or replace layers.
 _REFUSED = {
@@ -267,8 +268,10 @@ def open_checkpoint(folder: Path) -> OpenedFolder:
     return OpenedFolder(folder=folder, config=config, graph=graph, source=source, states=states)
 
 
-def open_model(model: nn.Module) -> Opened:
+def open_model(model: nn.Module, stored: Mapping[str, Stored] = MappingProxyType({})) -> Opened:
     """Read a model in memory: its configuration, its tensors, and which of them read and write what.
+
+    `stored` are those of its parameters that have no values now, as `normkit.identification.offloading` finds them.
 
     Raises:
         KindError: If it is not a model of transformers.
@@ -285,7 +288,7 @@ def open_model(model: nn.Module) -> Opened:
             "is not known; give the model itself"
         )
     values: dict[str, Any] = config.to_dict() | {"architectures": [type(model).__name__]}
-    source = ModelSource(model)
+    source = ModelSource(model, stored)
     shapes = {name: info.shape for name, info in source.tensors.items()}
     graph = expand(declared_family(str(values.get("model_type", ""))), values, shapes)
     return Opened(config=values, graph=graph, source=source)

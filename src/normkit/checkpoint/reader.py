@@ -12,10 +12,10 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,7 @@ from normkit.checkpoint.model_folder import (
 from normkit.checkpoint.plan import FLOATS
 from normkit.errors import InputError, ModelError
 from normkit.files import parse_json
+from normkit.identification.offloading import Stored
 from normkit.text import quoted
 
 METADATA = "__metadata__"
@@ -324,32 +325,35 @@ class CheckpointSource:
 class ModelSource:
     """The state dict of a module, in its order. A tensor with several names is listed under the first.
 
+    `stored` are those of its parameters that have no values now, as `normkit.identification.offloading` finds them.
+
     Raises:
         ModelError: If a tensor has no values, or a dtype that safetensors does not have.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, stored: Mapping[str, Stored] = MappingProxyType({})) -> None:
         self.tensors: dict[str, TensorInfo] = {}
-        self._matrices: dict[str, Tensor] = {}
-        seen = set()
+        self._values: dict[str, Callable[[], Tensor]] = {}
+        seen = set[Hashable]()
         for name, tensor in model.state_dict().items():
             if not isinstance(tensor, Tensor):
                 continue
-            if tensor.is_meta:
+            if tensor.is_meta and name not in stored:
                 raise ModelError(f"expected a model with values, {name} is on the meta device; load its weights first")
             if tensor.dtype not in NAME:
                 raise ModelError(f"expected tensors that safetensors can hold, {name} is {tensor.dtype}; cast it first")
-            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+            place: Hashable = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+            place = stored[name].place if name in stored else place
             if tensor.numel() and place in seen:
                 continue
             seen.add(place)
             info = TensorInfo(NAME[tensor.dtype], tuple(tensor.shape))
             self.tensors[name] = info
-            self._matrices[name] = tensor.detach().reshape(info.matrix)
+            self._values[name] = stored[name].read if name in stored else tensor.detach
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows of a tensor seen as a matrix: a view, or a copy if the tensor is on another device."""
-        return self._matrices[name][start:stop].cpu()
+        return self._values[name]().reshape(self.tensors[name].matrix)[start:stop].cpu()
 
 
 def vector(source: Source, name: str) -> Tensor:

@@ -39,7 +39,7 @@ _WORST_FIRST = ("error", "warning", "note")
 _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
 # The options that say what a model is run on, beside --batch; and those that say how a checkpoint is loaded.
 _INPUTS = {"text", "images", "audio", "max_tokens", "seq_length", "batch_size", "train_step"}
-_LOADING = {"dtype", "revision", "local_files_only"}
+_LOADING = {"dtype", "revision", "local_files_only", "offload"}
 
 
 @click.command("inspect", short_help="Measure and check every norm of a model; without MODEL, a demo.")
@@ -62,6 +62,9 @@ _LOADING = {"dtype", "revision", "local_files_only"}
 @site_option
 @click.option("--token", is_flag=True, help="Also print what the norm does to one token, step by step.")
 @click.option("--train-step", is_flag=True, help="Also run one training step on one batch; no weight changes.")
+@click.option(
+    "--offload", is_flag=True, help="Leave the weights in the files and read them for each call: for large models."
+)
 @out_option
 @no_report_option
 @click.option(
@@ -103,6 +106,7 @@ def inspect_model(
     site: str | None,
     token: bool,
     train_step: bool,
+    offload: bool,
     out: Path,
     no_report: bool,
     fail_on: str,
@@ -147,6 +151,8 @@ def inspect_model(
             beside = "a model in code" if parameter.name in _LOADING else "--batch"
             raise InputError(f"{parameter.opts[0]} does not go with {beside}; leave it out")
 
+    if offload and train_step:
+        raise InputError("--train-step does not go with --offload, which keeps no weights for a backward pass")
     # Read before the model is, so that a mistake in the file is reported at once.
     _, unwritten = baseline.declared(intent)
     words = None if text is None else read_text(text, max_tokens)
@@ -154,7 +160,13 @@ def inspect_model(
         model_from_code(model)
         if is_code
         else load(
-            model, dtype=dtype, revision=revision, local_files_only=local_files_only, shown=shown, text_only=False
+            model,
+            dtype=dtype,
+            revision=revision,
+            local_files_only=local_files_only,
+            shown=shown,
+            text_only=False,
+            offload=offload,
         )
     )
     folder = None if no_report else output_folder(out, loaded.name, source=loaded.path)

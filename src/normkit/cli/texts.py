@@ -26,6 +26,7 @@ def load(
     shown: bool,
     revision: str | None = None,
     text_only: bool = True,
+    offload: bool = False,
 ) -> LoadedModel:
     """Load the model that the user named; stderr says so first, if progress is shown."""
     if shown:
@@ -37,6 +38,7 @@ def load(
         local_files_only=local_files_only,
         show_downloads=shown,
         text_only=text_only,
+        offload=offload,
     )
 
 

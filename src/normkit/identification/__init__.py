@@ -22,6 +22,7 @@ behaviour.py   `identify`: all of it, in order -> Passport
 finder.py      which modules of a model are norms: the only finder
 sites.py       every norm that one forward pass calls, in order
 sharding.py    parameters that are distributed over processes
+offloading.py  parameters that accelerate reads for each call
 row_fits.py    fits of recorded rows, and the scales that their factors may come from
 recorded_rows.py  `identify_rows`: from recorded inputs and outputs alone -> Passport
 report.py      passports as Sections

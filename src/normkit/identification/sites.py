@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from normkit import specs
 from normkit.errors import InputError
 from normkit.identification.finder import Finder, is_called_like_a_norm
+from normkit.identification.offloading import in_memory
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sharding import is_elsewhere, whole
 from normkit.identification.tracing import FunctionCall, ModuleCall, Trace
@@ -94,7 +95,7 @@ def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tu
         seen.add(call.path)
         module = model.get_submodule(call.path)
         if is_called_like_a_norm(call, module):
-            with whole(module):
+            with whole(module), in_memory(module):
                 found = _module_site(finder, call, module)
             if isinstance(found, NormSite):
                 sites.append(found)
@@ -144,7 +145,8 @@ def _module_site(finder: Finder, call: ModuleCall, module: nn.Module) -> NormSit
 
     def parameters() -> tuple[Tensor | None, Tensor | None]:
         # How parameters act was measured, or verified, on this very module.
-        weight, bias = affine.of(module)
+        with in_memory(module):
+            weight, bias = affine.of(module)
         if weight is not None:
             weight = spec.gain.effective(weight, torch.promote_types(torch.float32, weight.dtype))
         return _acting(weight, shape), _acting(bias, shape)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from normkit.checkpoint.opening import open_model
 from normkit.errors import ModelError, NormkitError
 from normkit.geometry.gauge import weightless_defect
+from normkit.identification.offloading import stored
 from normkit.identification.sites import NormSite
 from normkit.models.graph import Graph, Linear, Table
 from normkit.text import typed_line
@@ -89,6 +90,9 @@ _ROUNDING = 1e-4
 _FEW_VECTORS = 16
 _CHUNK = 2**20
 
+Weights: TypeAlias = Mapping[str, Callable[[], Tensor]]
+"""The tensors of a state dict, each read when it is looked at, so that one at a time is in memory."""
+
 
 def foldedness(model: nn.Module, sites: tuple[NormSite, ...]) -> tuple[Foldedness | None, str]:
     """The distance of a model from folded and centred, or None and the reason why it is unknown.
@@ -98,13 +102,15 @@ def foldedness(model: nn.Module, sites: tuple[NormSite, ...]) -> tuple[Foldednes
         sites: Its norms as they behave: a LayerNorm that has become an RMSNorm counts as one.
     """
     try:
-        graph = open_model(model).graph
+        elsewhere = stored(model)
+        graph = open_model(model, elsewhere).graph
         kinds: dict[str, Literal["layer", "rms"]] = {
             site.path: "layer" if site.spec.centring.numerator else "rms" for site in sites
         }
         norms = [dataclasses.replace(norm, kind=kinds.get(norm.name, norm.kind)) for norm in graph.norms]
         graph = dataclasses.replace(graph, norms=tuple(norms))
-        weights: dict[str, Tensor] = model.state_dict()
+        held = {name: tensor.detach for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+        weights = held | {name: each.read for name, each in elsewhere.items()}
         forms = []
         for norm in norms:
             gain = None if norm.weight is None else _floating(norm.weight, weights).double() + norm.offset
@@ -152,7 +158,7 @@ class _Energy(NamedTuple):
         return self.share * self.width <= _ROUNDING
 
 
-def _writer(writer: Linear | Table, weights: Mapping[str, Tensor]) -> tuple[_Energy, bool]:
+def _writer(writer: Linear | Table, weights: Weights) -> tuple[_Energy, bool]:
     """Totals of a writer, and whether each of its tensors is centred."""
     if isinstance(writer, Table):
         parts = [_energy(_floating(writer.name, weights), writer.axis)]
@@ -190,7 +196,7 @@ def _energy(tensor: Tensor, axis: int) -> _Energy:
     return _Energy(width=width, vectors=tensor.numel() // max(1, width), along=along, total=total)
 
 
-def _sum(graph: Graph, space: str, weights: Mapping[str, Tensor]) -> tuple[SumForm, list[str]]:
+def _sum(graph: Graph, space: str, weights: Weights) -> tuple[SumForm, list[str]]:
     """A sum, and what is oddly centred there."""
     reason = graph.against_centring(space) or ""
     width, forms, telling = graph.width, [], []
@@ -219,13 +225,13 @@ def _sum(graph: Graph, space: str, weights: Mapping[str, Tensor]) -> tuple[SumFo
     return SumForm(name=space, width=width, writers=tuple(forms), reason=reason), odd
 
 
-def _floating(name: str, weights: Mapping[str, Tensor]) -> Tensor:
+def _floating(name: str, weights: Weights) -> Tensor:
     """A tensor of the state dict.
 
     Raises:
         ModelError: If it holds codes, as of a quantized model.
     """
-    tensor = weights[name].detach()
+    tensor = weights[name]()
     if not tensor.is_floating_point():
         raise ModelError(f"{name} is {tensor.dtype}: what a quantized model computes does not show in its tensors")
     return tensor

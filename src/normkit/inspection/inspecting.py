@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit.errors import InputError
+from normkit.identification.offloading import parameters
 from normkit.identification.sharding import local
 from normkit.identification.sites import chosen
 from normkit.inspection.first_text import TokenRow, key_selections
@@ -272,10 +273,10 @@ def inspect(
 def _broken(model: nn.Module) -> tuple[tuple[str, int], ...]:
     """Parameters with NaN or infinity, and buffers with NaN, as a mask is infinite by design; with how many of them."""
     found = []
-    for name, value in chain(model.named_parameters(), model.named_buffers()):
-        if not value.is_floating_point() or value.is_meta:
+    buffers = ((name, buffer, buffer.detach) for name, buffer in model.named_buffers())
+    for name, value, values in chain(parameters(model), buffers):
+        if not value.is_floating_point() or (mine := local(values())).is_meta:
             continue
-        mine = local(value.detach())
         # 8-bit types have no test of their own.
         mine = mine.float() if mine.element_size() == 1 else mine
         is_parameter = isinstance(value, nn.Parameter)

@@ -18,6 +18,7 @@ from torch import nn
 
 from normkit import rules
 from normkit.files import write_text
+from normkit.identification import offloading
 from normkit.inspection.first_text import KeySelection, Walk
 from normkit.inspection.foldedness import Foldedness
 from normkit.measurement.baseline import Baseline, DeclaredNorm, Values
@@ -178,7 +179,7 @@ def facts_of(
         name=name or type(model).__name__,
         class_name=type(model).__name__,
         architecture=str(getattr(getattr(model, "config", None), "model_type", "")),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for _, parameter, _ in offloading.parameters(model)),
         dtype=dtypes.most_common(1)[0][0] if dtypes else "none",
         width=blocks[0].stream_in.features if blocks else max((site.input.features for site in sites), default=0),
         **text,

@@ -87,6 +87,8 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
         if (type(here[path]) is not type(there[path]) if path in here else path.rpartition(".")[0] in here)
     ]
     own = [path for path in there if path in here and type(here[path]) is type(there[path])]
+    # accelerate wraps the forward to read parameters, and keeps the old one beside it.
+    replaced_code = {path for path in own if "forward" in vars(here[path]) and "_old_forward" not in vars(here[path])}
     owners: dict[int, set[str]] = defaultdict(set)
     for name, parameter in stock.named_parameters(remove_duplicate=False):
         if (path := name.rpartition(".")[0]) in norms:
@@ -96,7 +98,7 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
         specs={path: norm.spec for path, norm in norms.items()},
         initial_gains={path: norm.gain for path, norm in norms.items() if norm.gain is not None},
         replaced=frozenset(replaced),
-        stock=frozenset(path for path in own if "forward" not in vars(here[path]) and is_as_written(type(here[path]))),
+        stock=frozenset(path for path in own if path not in replaced_code and is_as_written(type(here[path]))),
         features={path: norm.features for path, norm in norms.items() if norm.features is not None},
         tied=tuple({frozenset(paths): None for paths in owners.values() if len(paths) > 1}),
         declared=frozenset(path for path, norm in norms.items() if norm.is_declared),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from normkit.identification.offloading import in_memory
 from normkit.identification.sharding import is_distributed, local
 from normkit.identification.sites import NormSite
 from normkit.identification.state import buffers_kept
@@ -257,7 +258,7 @@ class _Sweeper(Replayer):
             return fingerprint.is_resolved
 
         # A branch that is lost in float32's rounding may be found in float64; not every block can be widened so.
-        with suppress(ReplayError):
+        with suppress(ReplayError), in_memory(block.module):
             read(torch.float32) or read(torch.float64)
 
     def after_block(self, block: BlockCall, y: Tensor, _given: object) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normkit.conventions.rows import Rows
 from normkit.errors import InputError
+from normkit.identification.offloading import device_of
 from normkit.identification.state import in_mode
 
 Batch: TypeAlias = Mapping[Any, Any]
@@ -175,7 +176,7 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def runner(model: nn.Module, batch: Batch) -> Callable[[], object]:
     """A call of the model on a batch on its own device, without a cache of keys and values."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     moved = mapped(dict(batch), lambda _name, value: value.to(device))
     if "use_cache" in signatures.signature(model.forward).parameters:
         moved["use_cache"] = False

@@ -21,6 +21,7 @@ from normkit import reference, units
 from normkit.conventions.gain import Gain
 from normkit.errors import InputError, ShapeError, SpecError
 from normkit.geometry.image import image_of
+from normkit.identification.offloading import device_of
 from normkit.identification.passport import Passport
 from normkit.identification.sites import NormSite
 from normkit.measurement.attention import QueriesAndKeys, Selection, select
@@ -217,8 +218,7 @@ class Probe(Counts):
     """
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        super().__init__(layout, Tables(layout.tables(), device))
+        super().__init__(layout, Tables(layout.tables(), device_of(model)))
         self._model, self._exits = model, ExitStack()
         self._samples = {site.path: RowSample(site.spec, RowFormula.of(site.passport)) for site in layout.sites}
         # By path of a block: the largest magnitude so far, the element, and its token id.

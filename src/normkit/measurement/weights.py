@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from normkit import units
 from normkit.errors import NormkitError
 from normkit.geometry.features import outlier_indices, recurring_indices
+from normkit.identification.offloading import in_memory, parameters
 from normkit.identification.sites import NormSite
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.measurement.facts import Spectrum
@@ -94,12 +95,12 @@ def row_scatter(model: nn.Module) -> float:
     Returns:
         The median; NaN without a matrix of 32 rows and columns.
     """
-    matrices = [one for one in model.parameters() if one.dim() == 2 and min(one.shape) >= _FEWEST]
+    matrices = [(one, values) for _, one, values in parameters(model) if one.dim() == 2 and min(one.shape) >= _FEWEST]
     found = []
-    for matrix in matrices[:: math.ceil(len(matrices) / _MATRICES) or 1]:
-        if matrix.is_meta or not matrix.is_floating_point():
+    for one, values in matrices[:: math.ceil(len(matrices) / _MATRICES) or 1]:
+        if not one.is_floating_point() or (matrix := values()).is_meta:
             continue
-        rows = matrix.detach()[:: math.ceil(len(matrix) / _ROWS)].to("cpu", torch.float64)
+        rows = matrix[:: math.ceil(len(matrix) / _ROWS)].to("cpu", torch.float64)
         squares = rows[rows.any(-1)].square()
         if len(squares) >= _FEWEST:
             expected = squares.var() / squares.shape[-1]
@@ -164,12 +165,13 @@ def _gradient(site: NormSite, weight: Tensor, x: Tensor, dy: Tensor) -> tuple[Te
     """The gradient of the gain, and the output's gradient as it was given: in the output's dtype."""
     with torch.enable_grad():
         if site.module is not None:
-            specimen = Specimen(site.module, dtype=weight.dtype)
+            with in_memory(site.module):
+                specimen = Specimen(site.module, dtype=weight.dtype)
             assert specimen.module is not None
-            parameters: dict[str, Tensor] = dict(specimen.module.named_parameters())
-            if site.passport.weight_name not in parameters:
+            held: dict[str, Tensor] = dict(specimen.module.named_parameters())
+            if site.passport.weight_name not in held:
                 raise UnrecognisedError("undecidable", "its gain is no single parameter")
-            gain = parameters[site.passport.weight_name].requires_grad_()
+            gain = held[site.passport.weight_name].requires_grad_()
             y = specimen.overwriting(x)
         else:
             gain = weight.detach().clone().requires_grad_()

@@ -1,0 +1,139 @@
+"""A checkpoint opened without its weights: accelerate reads those of each module from the files for each call of it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Hashable, Sequence
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from normkit.checkpoint.build_model import BuiltModel, build_model
+from normkit.checkpoint.model_folder import INDEX, WEIGHTS
+from normkit.checkpoint.reader import TORCH, read_header
+from normkit.errors import InputError, ModelError
+from normkit.identification.offloading import Stored, stored
+from normkit.identification.sites import is_within
+
+_RESIDENT = 2**16
+"""A module with no more numbers keeps them in memory: norms, and maps too small to be worth a read for each call."""
+
+
+def build_offloaded(
+    values: dict[str, Any], files: list[Path], folder: Path, *, text_only: bool, dtype: Any
+) -> BuiltModel:
+    """Have transformers build the model that a configuration names, with its weights left in the files.
+
+    Weights that the class holds in another form than the file, such as experts in one tensor, are written to a folder
+    below the one for temporary files, which goes with the model.
+
+    Args:
+        values: The result of `read_config`.
+        files: The result of `weight_files`.
+        folder: Where both are.
+        text_only: Refuse a class that does not read text.
+        dtype: Of torch, or "auto".
+
+    Raises:
+        InputError: If accelerate is not installed, or such weights cannot be written.
+        ModelError: If a file is damaged, or transformers cannot build the model.
+    """
+    import torch
+    from safetensors import SafetensorError
+
+    if find_spec("accelerate") is None:
+        raise InputError("offloading needs accelerate, which is not installed; pip install 'normkit[offload]'")
+    tensors = {name: held for file in files for name, held in read_header(file).items()}
+    if unknown := next((name for name, held in tensors.items() if held.dtype not in TORCH), None):
+        raise ModelError(f"{unknown} in {folder} is {tensors[unknown].dtype}, which torch does not have; convert it")
+    empty = {name: torch.empty(held.shape, dtype=TORCH[held.dtype], device="meta") for name, held in tensors.items()}
+    # Without a file, to know which weights the files lack: those are drawn at random, and stay in memory.
+    planned = build_model(values, empty, folder, text_only=text_only, dtype=dtype, device_map="meta")
+    if planned.mismatched:
+        return planned
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix="normkit-offload-"))
+        view = scratch / "files"
+        view.mkdir()
+        # transformers sees nothing of the folder but its weights.
+        for file in files if files[0].name == WEIGHTS else [*files, folder / INDEX]:
+            (view / file.name).symlink_to(file.resolve())
+        # It asks for this file of each folder.
+        (view / "generation_config.json").write_text("{}")
+    except OSError as error:
+        raise InputError(_unwritten(error)) from None
+    try:
+        built = build_model(
+            values | {"architectures": [type(planned.model).__name__]},
+            empty,
+            folder,
+            view=view,
+            text_only=text_only,
+            dtype=dtype,
+            device_map=_places(planned.model, "", planned.missing),
+            offload_folder=str(scratch / "weights"),
+        )
+    except BaseException as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        # The headers are whole: what fails is a file that transformers writes.
+        if isinstance(error, ModelError) and isinstance(error.__cause__, (OSError, SafetensorError)):
+            raise InputError(_unwritten(error.__cause__)) from None
+        raise
+    weakref.finalize(built.model, shutil.rmtree, scratch, ignore_errors=True)
+    _settle(built.model)
+    return built._replace(asked=planned.asked)
+
+
+def _places(module: Any, path: str, missing: Sequence[str]) -> dict[str, str]:
+    """A device_map for a module: what holds no missing weight goes to the disk. accelerate takes no nested entries."""
+    within = [name for name in missing if is_within(name, path)]
+    parts = dict(module.named_children())
+    own = any(True for _ in chain(module.parameters(recurse=False), module.buffers(recurse=False)))
+    if not within or own or not parts:
+        return {path: "cpu" if within else "disk"}
+    found = (_places(part, f"{path}.{name}" if path else name, within) for name, part in parts.items())
+    return {name: place for places in found for name, place in places.items()}
+
+
+def _settle(model: Any) -> None:
+    """Give small modules their values for good, and take away the hooks that have nothing to read."""
+    from accelerate.hooks import remove_hook_from_module
+    from torch import nn
+
+    parts: dict[nn.Module, dict[str, Stored]] = {}
+    for name, held in stored(model).items():
+        path, _, key = name.rpartition(".")
+        parts.setdefault(model.get_submodule(path), {})[key] = held
+    # What a small module shares with a large one stays in the files for both.
+    in_files = {
+        held.place
+        for module, own in parts.items()
+        if sum(module.get_parameter(key).numel() for key in own) > _RESIDENT
+        for held in own.values()
+    }
+    kept: dict[Hashable, nn.Parameter] = {}
+    for module, own in parts.items():
+        if any(held.place in in_files for held in own.values()):
+            continue
+        for key, held in own.items():
+            if held.place not in kept:
+                # A copy: what is read of a file maps all of it.
+                kept[held.place] = nn.Parameter(held.read().clone(), module.get_parameter(key).requires_grad)
+            module._parameters[key] = kept[held.place]
+    for module in model.modules():
+        if "_hf_hook" in vars(module) and not any(each.is_meta for each in module.parameters(recurse=False)):
+            remove_hook_from_module(module)
+            # It leaves the method of the class as an attribute of the module.
+            if getattr(vars(module).get("forward"), "__func__", None) is type(module).forward:
+                del module.forward
+
+
+def _unwritten(error: object) -> str:
+    reason = getattr(error, "strerror", None) or error
+    return (
+        f"cannot write weights that are offloaded below {tempfile.gettempdir()}: {reason}; set TMPDIR to a folder with "
+        "room for them"
+    )

@@ -1,0 +1,174 @@
+"""A checkpoint whose weights stay in its files gives what it gives in memory, and says why where it cannot."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import normkit as nk
+import tiny_models
+from normkit import demo
+from normkit.checkpoint import offloading
+from normkit.checkpoint.loading import LoadedModel, load_model
+from normkit.errors import InputError, ModelError
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices of tiny models are offloaded, too; their norms stay."""
+    monkeypatch.setattr(offloading, "_RESIDENT", 500)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
+    def saved(
+        family: str, *, dropped: str = "", dtype: torch.dtype = torch.float32, shards: str = "1GB", **options: Any
+    ) -> tuple[Path, dict[str, Any]]:
+        """The folder of a tiny model without the weights whose names begin so, and arguments for a call of it."""
+        model, inputs = tiny_models.tiny(family, dtype=dtype, **options)
+        model.save_pretrained(tmp_path, max_shard_size=shards)
+        if dropped:
+            kept = load_file(tmp_path / "model.safetensors")
+            kept = {name: value for name, value in kept.items() if not name.startswith(dropped)}
+            save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+        floats = {name: value.float() for name, value in inputs.items() if value.is_floating_point()}
+        return tmp_path, inputs | floats
+
+    return saved
+
+
+def both(folder: Path, **options: Any) -> tuple[LoadedModel, LoadedModel]:
+    in_memory, offloaded = (
+        load_model(str(folder), offload=offload, text_only=False, **options) for offload in (False, True)
+    )
+    assert offloaded.notes == in_memory.notes
+    assert any(each.is_meta for each in offloaded.model.parameters())
+    return in_memory, offloaded
+
+
+def document(loaded: LoadedModel, inputs: dict[str, Any]) -> str:
+    return json.dumps(nk.inspect(loaded.model, [inputs, inputs], name="it").to_json())
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("family", sorted(tiny_models.RECIPES))
+def test_an_offloaded_model_is_inspected_as_one_in_memory(family: str, saved: Any) -> None:
+    folder, inputs = saved(family)
+
+    in_memory, offloaded = both(folder)
+
+    assert document(offloaded, inputs) == document(in_memory, inputs)
+    # Between calls nothing is held, and the norms are plain modules.
+    assert any(each.is_meta for each in offloaded.model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("twin", ["layernorm", "rmsnorm"])
+def test_the_demo_twins_are(twin: str) -> None:
+    ids = torch.tensor(list(demo.text().encode()[:128])).reshape(2, 64)
+
+    in_memory, offloaded = both(demo.directory(twin))
+
+    assert document(offloaded, {"input_ids": ids}) == document(in_memory, {"input_ids": ids})
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("family", "changes", "options"),
+    [
+        # A file for each few weights.
+        ("llama", {"shards": "20KB"}, {}),
+        # Another dtype than the file's, also where experts are joined to one tensor.
+        ("llama", {"dtype": torch.bfloat16}, {"dtype": "float32"}),
+        ("qwen3_moe", {"dtype": torch.bfloat16}, {"dtype": "float32"}),
+        # Without the head of the class, and with weights drawn at random: a matrix, a norm.
+        ("bert", {"dropped": "cls."}, {}),
+        ("llama", {"dropped": "model.layers.1.mlp.up_proj", "tied": False}, {}),
+        ("llama", {"dropped": "model.layers.1.input_layernorm", "tied": False}, {}),
+    ],
+)
+def test_what_a_file_lacks_or_has_otherwise(
+    family: str, changes: dict[str, Any], options: dict[str, Any], saved: Any
+) -> None:
+    folder, inputs = saved(family, **changes)
+
+    in_memory, offloaded = both(folder, **options)
+
+    assert document(offloaded, inputs) == document(in_memory, inputs)
+
+
+@pytest.mark.slow
+def test_shapes_that_do_not_fit_are_the_same_line(saved: Any) -> None:
+    folder, _ = saved("llama")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"intermediate_size": 44}))
+
+    with pytest.raises(ModelError, match=r"mlp.down_proj.weight in .* has shape \(32, 40\), config.json asks for"):
+        load_model(str(folder), offload=True)
+
+
+@pytest.mark.slow
+def test_joined_weights_are_written_to_a_folder_that_goes_with_the_model(
+    saved: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = saved("qwen3_moe")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    place = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+
+    model = nk.load(folder, offload=True)
+
+    written = [path.name for path in place.glob("*/weights/*")]
+    assert len(written) == 4
+    assert all("experts" in name for name in written)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    del model
+    gc.collect()
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_weights_that_cannot_be_written_are_one_line(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = saved("qwen3_moe")
+    made = tempfile.mkdtemp
+
+    def taken(prefix: str) -> str:
+        """A file has the name of the folder that they go to, as good as a full disk."""
+        Path(scratch := made(prefix=prefix), "weights").touch()
+        return scratch
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken)
+    with pytest.raises(InputError, match=r"cannot write weights .*: File exists; set TMPDIR") as caught:
+        load_model(str(folder), offload=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null/nowhere")
+    with pytest.raises(InputError, match="cannot write weights that are offloaded below /dev/null/nowhere: Not a dir"):
+        load_model(str(demo.directory("rmsnorm")), offload=True)
+
+
+def test_accelerate_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offloading, "find_spec", lambda _name: None)
+    with pytest.raises(InputError, match=r"needs accelerate, which is not installed; pip install 'normkit\[offload\]'"):
+        load_model(str(demo.directory("rmsnorm")), offload=True)
+
+
+def test_a_truncated_file_is_one_line(saved: Any) -> None:
+    folder, _ = saved("llama")
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-100])
+    with pytest.raises(ModelError, match="is truncated or corrupt"):
+        load_model(str(folder), offload=True)
