@@ -96,7 +96,7 @@ def test_json_is_the_certificate(run: Run, tmp_path: Path):
         ((), "Missing argument 'DST'"),
         (("out", "--ops", "gain,fold"), "got 'fold'"),
         (("out", "--ops", ","), "expected all, or some of"),
-        (("out", "--ops", "batchnorm"), "batchnorm is folded in memory, and alone"),
+        (("out", "--ops", "batchnorm"), "expected a model with batch norms of torch's classes, found none"),
         (("out", "--max-memory", "much"), "a size such as 1GB or 800MB, got 'much'"),
         (("out", "--threads", "0"), "0 is not in the range"),
         (("out", "--dtype", "float16"), "'float16' is not one of"),

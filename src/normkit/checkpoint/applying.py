@@ -25,8 +25,10 @@ from normkit.checkpoint.arithmetic import (
     underflow,
     wide_room,
 )
+from normkit.checkpoint.channel_maps import Affine, affine_of
 from normkit.checkpoint.plan import (
     FLOATS,
+    BatchNorm,
     Constant,
     Edit,
     FoldPlan,
@@ -36,6 +38,7 @@ from normkit.checkpoint.plan import (
     Quotient,
     Reference,
     Rows,
+    Shift,
     Sum,
     TensorEdit,
     VectorEdit,
@@ -85,7 +88,11 @@ def vectors(plan: FoldPlan, source: Source, workers: Workers) -> dict[str, MadeV
 
     # A bias may need the float64 value of another.
     awaited: dict[str, set[str]] = {
-        name: {term.vector.name for term in edit.value.terms if term.vector.is_folded}
+        name: {
+            term.vector.name
+            for term in edit.value.terms
+            if isinstance(term.vector, Reference) and term.vector.is_folded
+        }
         if isinstance(edit.value, Sum)
         else set()
         for name, edit in edits.items()
@@ -165,6 +172,16 @@ def factors(gain: Gain, weight: Tensor) -> Tensor:
     return values
 
 
+def scale_and_shift(norm: BatchNorm, source: Source) -> Affine:
+    """What a batch norm of the source does, in float64."""
+    weight, bias, mean, var = (
+        None if name is None else vector(source, name) for name in (norm.weight, norm.bias, norm.mean, norm.var)
+    )
+    assert mean is not None
+    assert var is not None
+    return affine_of(weight, bias, mean, var, eps=norm.eps)
+
+
 def _vector(edit: VectorEdit, source: Source, values: Mapping[str, Tensor]) -> tuple[Tensor, MadeVector]:
     """The float64 value before any rows are set to zero, and the vector that is written."""
     dtype = TORCH[edit.dtype]
@@ -187,6 +204,11 @@ def _vector(edit: VectorEdit, source: Source, values: Mapping[str, Tensor]) -> t
             written = quotient(start, divisor, dtype)
         case Mantissa(gain=gain):
             value = target = (start + gain.offset) / factors(gain, start) - gain.offset
+            written = rounded(target, dtype)
+        case Shift(norm=norm, added=added):
+            by = scale_and_shift(norm, source)
+            _check_size(edit, norm.mean, by.mean)
+            value = target = ((0.0 if added is None else start) - by.mean) * by.scale + by.bias
             written = rounded(target, dtype)
         case Sum(terms=terms, is_centred=is_centred, zeroed=zeroed):
             value = start
@@ -215,8 +237,10 @@ def _check_size(edit: VectorEdit, name: str, values: Tensor) -> None:
         )
 
 
-def _referred(reference: Reference, source: Source, values: Mapping[str, Tensor]) -> Tensor:
+def _referred(reference: Reference | BatchNorm, source: Source, values: Mapping[str, Tensor]) -> Tensor:
     """The vector that a matrix is multiplied by."""
+    if isinstance(reference, BatchNorm):
+        return scale_and_shift(reference, source).shift
     value = values[reference.name] if reference.is_folded else vector(source, reference.name)
     if reference.rows:
         value = _tail(value, reference.rows).reshape(-1)
@@ -233,17 +257,21 @@ def _tail(values: Tensor, rows: Rows) -> Tensor:
 def _product(term: Product, source: Source, by: Tensor) -> Tensor:
     """W v in float64."""
     info = found(source, term.matrix)
-    if len(info.shape) != 2 or info.dtype not in FLOATS or info.shape[term.in_axis] != by.numel():
+    axes = len(info.shape)
+    is_matrix = axes == 2 or (axes > 2 and term.in_axis == 1)
+    if not is_matrix or info.dtype not in FLOATS or info.shape[term.in_axis] != by.numel():
         raise ModelError(
             f"expected a matrix with {by.numel()} along axis {term.in_axis} in {term.matrix}, found {info.dtype} of "
             f"shape {info.shape}; the checkpoint does not fit its config"
         )
-    rows_in_all, columns = info.shape
+    # A convolution has the weights of each of its outputs on several rows of the stored matrix.
+    held, rows_in_all, columns = math.prod(info.shape[1:-1]), info.shape[0], math.prod(info.shape[1:])
+    by = by.repeat_interleave(math.prod(info.shape[2:]))
     result = torch.zeros(info.shape[1 - term.in_axis], dtype=torch.float64)
     for start, stop in partition(rows_in_all, columns):
         # The first row is room for the total.
         block = wide_room(1 + stop - start, columns)
-        rows = source.rows(term.matrix, start, stop)
+        rows = source.rows(term.matrix, start * held, stop * held).view(stop - start, columns)
         products = block[1:].copy_(rows)
         if term.in_axis == 1:
             result[start:stop] = part = row_sums(products.mul_(by))
@@ -261,12 +289,15 @@ class _GainByRow:
     def __init__(self, edit: TensorEdit, source: Source, info: TensorInfo, output: torch.dtype) -> None:
         assert edit.gain is not None
         assert edit.gain_axis is not None
-        values = factors(edit.gain, vector(source, edit.gain.weight))
+        if isinstance(edit.gain, BatchNorm):
+            name, values = edit.gain.mean, scale_and_shift(edit.gain, source).scale
+        else:
+            name, values = edit.gain.weight, factors(edit.gain, vector(source, edit.gain.weight))
         _check_axis(edit, info, edit.gain_axis)
         if info.shape[edit.gain_axis] != values.numel():
             raise ModelError(
                 f"expected {values.numel()} along axis {edit.gain_axis} of {edit.source}, the size of "
-                f"{edit.gain.weight}, found shape {info.shape}; the checkpoint does not fit its config"
+                f"{name}, found shape {info.shape}; the checkpoint does not fit its config"
             )
         self._is_last = edit.gain_axis == len(info.shape) - 1
         if not self._is_last:

@@ -14,41 +14,25 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from normkit.checkpoint.arithmetic import rounded
-from normkit.checkpoint.channel_maps import (
-    MAPS,
-    Values,
-    affine,
-    against_shift,
-    is_norm_then_parts,
-    is_plain,
-    lost,
-    multiplied,
-    values_of,
-)
-from normkit.checkpoint.dataflow import Call, Dataflow, observed, place_of
+from normkit.checkpoint.channel_maps import Values, affine, lost, multiplied, values_of
 from normkit.checkpoint.logits import TrueFloat64, agrees_within
-from normkit.checkpoint.plan import FoldPlan, NormChange, Refusal
+from normkit.checkpoint.norm_neighbours import batch_norms_of, beside_norms, run_of
+from normkit.checkpoint.plan import FoldPlan, NormChange
 from normkit.errors import InputError, KindError
-from normkit.identification.state import buffers_kept, in_mode, random_numbers_kept
-from normkit.text import dtype_name, first_line, significant
+from normkit.identification.state import in_mode, random_numbers_kept
+from normkit.text import first_line, significant
 
-_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_SIDES = (64, 224, 32, 28)
-"""Pixels of a side that are tried where no batch is given."""
+IN_EVALUATION = "folded batch norms are equal in evaluation mode, on the way that the batch takes through the model"
 _FLOAT64 = torch.finfo(torch.float64).eps / 2
 
 
@@ -71,33 +55,25 @@ def plan_batch_norms(model: nn.Module, batch: Any) -> tuple[BatchNormPlan, Calla
     """
     if not isinstance(model, nn.Module):
         raise KindError(f"expected a module with batch norms, got {type(model).__name__}")
-    norms = {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
-    if not norms:
-        raise InputError(
-            "expected a module with batch norms of torch's classes, found none: frozen or scripted ones are not folded"
-        )
+    batch_norms_of(model)
     for name, each in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(each):
             raise InputError(f"expected a model with weights, {name} is not initialized; run the model once")
         if each.is_meta or each.is_inference():
             given = "a meta tensor without values" if each.is_meta else "made in inference mode and cannot be changed"
             raise InputError(f"expected a model with weights that can be changed, {name} is {given}; load it again")
-    modules: list[nn.Module] = [
-        model,
-        *norms.values(),
-        *(module for module in model.modules() if isinstance(module, MAPS)),
-    ]
-    call, seen = _observed(model, batch, modules)
-    planned = _Planning(model, seen)
-    changes, refusals = [], []
-    for path, norm in norms.items():
-        target, reason = planned.fold(path, norm)
-        if target:
-            changes.append(NormChange(name=path, gain="folded", bias="folded", readers=(target,)))
-        else:
-            refusals.append(Refusal(operation="batchnorm", place=path or type(norm).__name__, reason=reason))
-            changes.append(NormChange(name=path, gain="left", bias="left", reasons=(reason,)))
-    if not planned.maps:
+    call, seen = run_of(model, batch)
+    maps: dict[str, Values] = {}
+
+    def take(path: str, norm: Any, taker: str, layer: Any, is_after: bool) -> NormChange | str:
+        new = multiplied(layer, maps.get(taker) or values_of(layer), affine(norm), is_after=is_after)
+        if reason := lost(layer, new):
+            return reason
+        maps[taker] = new
+        return NormChange(name=path, gain="folded", bias="folded", readers=(taker,))
+
+    changes, refusals = beside_norms(model, seen, take)
+    if not maps:
         rest = f" (and {len(refusals) - 1} more)" if refusals[1:] else ""
         first = refusals[0]
         raise InputError(f"nothing of what was asked can be done: {first.place}: {first.reason}{rest}")
@@ -107,11 +83,11 @@ def plan_batch_norms(model: nn.Module, batch: Any) -> tuple[BatchNormPlan, Calla
         operations=("batchnorm",),
         untie=False,
         edits=(),
-        norms=tuple(changes),
-        refusals=tuple(refusals),
-        remarks=("folded batch norms are equal in evaluation mode, on the way that the batch takes through the model",),
+        norms=changes,
+        refusals=refusals,
+        remarks=(IN_EVALUATION,),
     )
-    return BatchNormPlan(plan=plan, maps=planned.maps), call
+    return BatchNormPlan(plan=plan, maps=maps), call
 
 
 def set_folded(model: nn.Module, planned: BatchNormPlan) -> None:
@@ -225,170 +201,3 @@ def _outputs(model: nn.Module, call: Callable[[nn.Module], Any]) -> Tensor:
     if not any(leaf.numel() for leaf in leaves):
         raise InputError(f"expected a floating-point tensor from {type(model).__name__}, got none to compare")
     return torch.cat([leaf.double().flatten() for leaf in leaves])
-
-
-def _observed(model: nn.Module, batch: Any, modules: list[nn.Module]) -> tuple[Callable[[nn.Module], Any], Dataflow]:
-    """How a model is called, and what one such call shows."""
-    error: Exception = ValueError("no input could be made up")
-    for given in _examples(model) if batch is None else [batch]:
-        call = _caller(given)
-        try:
-            with buffers_kept(model), random_numbers_kept():
-                return call, observed(lambda call=call: call(model), modules)  # type: ignore[misc]
-        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError) as raised:
-            error = raised
-    what = "the batch" if batch is not None else "any input that could be made up for it"
-    raise InputError(
-        f"{type(model).__name__} does not run on {what}: {first_line(error)}; "
-        "give batch=, a tensor, a tuple of arguments or a dictionary of keyword arguments"
-    )
-
-
-def _caller(batch: Any) -> Callable[[nn.Module], Any]:
-    """A call of a model with the batch, whose floating-point tensors take the dtype of the model's parameters."""
-
-    def call(model: nn.Module) -> Any:
-        first = next(chain(model.parameters(), model.buffers()), torch.empty(0))
-
-        def fitted(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            # A copy, as a model may write into its input.
-            return value.detach().to(first.device, first.dtype if value.is_floating_point() else value.dtype, copy=True)
-
-        given = tree_map(fitted, batch)
-        if isinstance(given, Mapping):
-            return model(**given)
-        return model(*given) if isinstance(given, (tuple, list)) else model(given)
-
-    return call
-
-
-def _examples(model: nn.Module) -> Iterator[Tensor]:
-    """Inputs that a model may take: images or signals for its first convolution, else rows for its first map."""
-    layer: Any = next((module for module in model.modules() if isinstance(module, (*MAPS, _BatchNorm))), None)
-    generator = torch.Generator().manual_seed(0)
-    if isinstance(layer, (nn.Linear, _BatchNorm)):
-        width = layer.in_features if isinstance(layer, nn.Linear) else layer.num_features
-        axes = 2 if isinstance(layer, nn.BatchNorm2d) else 3 if isinstance(layer, nn.BatchNorm3d) else 0
-        shapes = [(4, width, *[16] * axes)]
-    else:
-        shapes = [(2, layer.in_channels, *[side] * (layer.weight.dim() - 2)) for side in _SIDES]
-    for shape in shapes:
-        yield torch.randn(shape, generator=generator)
-
-
-class _Planning:
-    """Decides norm after norm; `maps` is what the maps have become so far."""
-
-    def __init__(self, model: nn.Module, seen: Dataflow) -> None:
-        self.maps: dict[str, Values] = {}
-        self._seen = seen
-        self._paths: dict[nn.Module, list[str]] = defaultdict(list)
-        for path, module in model.named_modules(remove_duplicate=False):
-            self._paths[module].append(path)
-        self._owners = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
-        calls = [(layer, call) for layer, made in seen.calls.items() if isinstance(layer, MAPS) for call in made]
-        self._givers = {id(call.output): layer for layer, call in calls}
-        self._takers = {id(call.input): layer for layer, call in calls}
-
-    def fold(self, path: str, norm: nn.Module) -> tuple[str, str]:
-        """(the path of the map that takes a norm, ""), or ("", why none does)."""
-        if reason := self._against_norm(path, norm):
-            return "", reason
-        reasons = []
-        # Behind a norm with parts of its own its activation follows.
-        for is_after, find in ((False, self._before), (True, self._after))[: 1 + is_plain(norm)]:
-            layer, reason = find(norm, self._seen.calls[norm][0])
-            if layer is not None and not reason:
-                taker = self._paths[layer][0]
-                new = multiplied(layer, self.maps.get(taker) or values_of(layer), affine(norm), is_after=is_after)
-                reason = lost(layer, new) or ""
-                if not reason:
-                    self.maps[taker] = new
-                    return taker, ""
-            reasons.append(reason)
-        return "", "; ".join(dict.fromkeys(reasons))
-
-    def _against_norm(self, path: str, norm: Any) -> str | None:
-        """Why a norm is no fixed map y = a x + s; None if it is one."""
-        if norm.running_mean is None or norm.running_var is None:
-            return "it has no running statistics: it normalizes with those of each batch"
-        if norm.training:
-            return "it is in training mode and normalizes with the statistics of each batch; call model.eval() first"
-        if reason := self._against_module(norm, path):
-            return reason
-        if bool((norm.running_var.double() + norm.eps <= 0).any()):
-            return "a running variance plus eps is not positive"
-        by = affine(norm)
-        if not bool((by.scale.isfinite() & by.shift.isfinite()).all()):
-            return "its running statistics or parameters hold NaN or infinity"
-        if not is_plain(norm) and not is_norm_then_parts(norm, self._seen.calls[norm][0].input):
-            return f"its class {type(norm).__name__} computes a forward of its own, which does more than normalize"
-        return None
-
-    def _against_module(self, module: nn.Module, path: str = "") -> str | None:
-        """Why a norm or a map cannot be changed on its own; None if it can."""
-        named = path or self._paths[module][0]
-        if not named:
-            return "it is the whole model"
-        if len(self._paths[module]) > 1:
-            return f"{named} is the same module as {next(other for other in self._paths[module] if other != named)}"
-        if any(self._owners[id(each)] > 1 for each in module.parameters()):
-            return f"{named} shares a parameter with another module"
-        if parametrize.is_parametrized(module):
-            return f"the parameters of {named} are computed; call parametrize.remove_parametrizations first"
-        if module._forward_hooks or module._forward_pre_hooks:
-            return f"{named} has hooks; remove them first"
-        if (count := len(self._seen.calls[module])) != 1:
-            return f"{named} is called {count} times in a run" if count else f"{named} was not called with the batch"
-        return None
-
-    def _against_map(self, layer: Any) -> str | None:
-        """Why a map cannot take a norm; None if it can."""
-        kind = next(each for each in MAPS if isinstance(layer, each))
-        path = self._paths[layer][0]
-        own = [
-            name
-            for name in ("forward", "_conv_forward")
-            if getattr(type(layer), name, None) is not getattr(kind, name, None)
-        ]
-        if own or "forward" in vars(layer):
-            return f"{path} ({type(layer).__name__}) has a {(own or ['forward'])[0]} of its own"
-        if reason := self._against_module(layer):
-            return reason
-        if layer.weight.dtype not in _FLOATING:
-            return f"the weight of {path} is {dtype_name(layer.weight.dtype)}"
-        if any(layer not in read.modules for read in self._seen.reads[place_of(layer.weight)]):
-            return f"the weight of {path} is also read outside of it"
-        axes, given = layer.weight.dim(), self._seen.calls[layer][0].output.dim()
-        if given != axes:
-            return f"the channels of {path} are on another axis than the norm's: it gives {given} axes, not {axes}"
-        return None
-
-    def _before(self, norm: nn.Module, call: Call) -> tuple[Any, str]:
-        """The map before a norm, if there is one, and why it cannot take the norm, if it cannot."""
-        layer = self._givers.get(id(call.input))
-        if layer is None:
-            maker = self._seen.makers.get(place_of(call.input))
-            return None, f"it reads the output of {maker}, no map" if maker else "it reads an input of the model"
-        reason = self._against_map(layer)
-        if not reason and (reader := self._seen.other_reader(call.input, self._seen.calls[layer][0].end, norm)):
-            reason = f"what {self._paths[layer][0]} gives is also read by {reader}"
-        return layer, reason or ""
-
-    def _after(self, norm: nn.Module, call: Call) -> tuple[Any, str]:
-        """The map after a norm, if there is one, and why it cannot take the norm, if it cannot."""
-        layer = self._takers.get(id(call.output))
-        if layer is None:
-            reader = self._seen.other_reader(call.output, call.end, norm)
-            return None, f"what it gives is read by {reader}, no map" if reader else "nothing reads what it gives"
-        path = self._paths[layer][0]
-        if reason := self._against_map(layer):
-            return layer, reason
-        taken = self._seen.calls[layer][0]
-        if reader := self._seen.other_reader(call.output, call.end, layer):
-            return layer, f"what it gives is read by {path} and by {reader}"
-        if any(read.is_write and call.end <= read.order < taken.end for read in self._seen.reads[place_of(call.input)]):
-            return layer, f"its input is changed in place before {path} reads what it gives"
-        return layer, (bool((affine(norm).shift != 0).any()) and against_shift(layer)) or ""

@@ -47,16 +47,16 @@ class Values:
     bias: Tensor
 
 
-def affine(norm: nn.Module) -> Affine:
+def affine(norm: Any) -> Affine:
     """Scale, mean and bias of a BatchNorm with running statistics."""
-    mean, var = (getattr(norm, name).detach().double() for name in ("running_mean", "running_var"))
-    weight, bias = (getattr(norm, name) for name in ("weight", "bias"))
-    gain = torch.ones_like(mean) if weight is None else weight.detach().double()
-    return Affine(
-        scale=gain / (var + norm.eps).sqrt(),
-        mean=mean,
-        bias=torch.zeros_like(mean) if bias is None else bias.detach().double(),
-    )
+    weight, bias = (None if each is None else each.detach().double() for each in (norm.weight, norm.bias))
+    return affine_of(weight, bias, norm.running_mean.double(), norm.running_var.double(), eps=norm.eps)
+
+
+def affine_of(weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, *, eps: float) -> Affine:
+    """The same from its vectors in float64."""
+    gain = torch.ones_like(mean) if weight is None else weight
+    return Affine(scale=gain / (var + eps).sqrt(), mean=mean, bias=torch.zeros_like(mean) if bias is None else bias)
 
 
 def values_of(layer: Any) -> Values:

@@ -21,8 +21,8 @@ from normkit.checkpoint.batch_norms import FoldProof, plan_batch_norms, prove, s
 from normkit.checkpoint.build_model import KEY, replay
 from normkit.checkpoint.folding import Workers
 from normkit.checkpoint.opening import open_model
-from normkit.checkpoint.plan import FoldPlan, TensorEdit, VectorEdit
-from normkit.checkpoint.planning import BATCH_NORMS, make_plan
+from normkit.checkpoint.plan import FoldPlan, Gain, TensorEdit, VectorEdit
+from normkit.checkpoint.planning import BATCH_NORMS_ONLY, asks_batch_norms, make_plan
 from normkit.checkpoint.reader import Source, check_finite
 from normkit.errors import InputError
 from normkit.spec import NormSpec
@@ -113,14 +113,10 @@ def fold(
     if operations is None and isinstance(model, nn.Module):
         is_batch = any(isinstance(module, _BatchNorm) for module in model.modules())
         operations = ["batchnorm"] if is_batch else None
-    if operations is not None and set(operations) == {"batchnorm"}:
+    if asks_batch_norms(operations, ()):
         if untie or for_training:
-            raise InputError(
-                "untie and for_training are not for batch norms: a folded one no longer normalizes; leave them out"
-            )
+            raise InputError(BATCH_NORMS_ONLY)
         return _fold_batch_norms(model, batch)
-    if "batchnorm" in (operations or ()):
-        raise InputError(BATCH_NORMS)
     opened = open_model(model)
     plan = make_plan(opened, operations=operations, untie=untie, for_training=for_training, change_class=False)
     plan.require_change()
@@ -179,7 +175,7 @@ def _apply(model: nn.Module, plan: FoldPlan, source: Source) -> Folding:
         for edit in sorted(matrices, key=lambda edit: edit.name in source.tensors):
             if edit.name not in source.tensors:
                 state[edit.name] = _give_own(model, edit.name, state[edit.source])
-            if edit.gain is not None and edit.gain_axis is not None:
+            if isinstance(edit.gain, Gain) and edit.gain_axis is not None:
                 lost = (factors(edit.gain, before[edit.gain.weight].cpu()) == 0).nonzero().flatten()
                 lost = lost.to(state[edit.name].device)
                 columns[edit.name] = state[edit.source].index_select(edit.gain_axis, lost)
@@ -237,7 +233,7 @@ def _undo(model: nn.Module, folding: Folding) -> Folding:
     state = model.state_dict()
     with torch.no_grad():
         for edit in folding.plan.edits:
-            if isinstance(edit, TensorEdit) and edit.gain is not None and edit.gain_axis is not None:
+            if isinstance(edit, TensorEdit) and isinstance(edit.gain, Gain) and edit.gain_axis is not None:
                 matrix = state[edit.name]
                 by = factors(edit.gain, folding.vectors[edit.gain.weight].cpu()).to(matrix.device)
                 shape = [1] * matrix.dim()

@@ -6,6 +6,7 @@ import copy
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -197,10 +198,18 @@ class Opened:
 
     config: Mapping[str, Any]
     """Its config.json."""
-    graph: Graph
-    """Its norms, readers and writers."""
     source: Source
     """Its tensors."""
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Its norms, readers and writers.
+
+        Raises:
+            ModelError: If its family is not declared, or it holds something that its family's file does not declare.
+        """
+        shapes = {name: info.shape for name, info in self.source.tensors.items()}
+        return expand(declared_family(str(self.config.get("model_type", ""))), self.config, shapes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -233,11 +242,10 @@ class OpenedFolder(Opened):
 
 
 def open_checkpoint(folder: Path) -> OpenedFolder:
-    """Read headers and configuration of a model folder, and derive which tensors read and write what.
+    """Read headers and configuration of a model folder.
 
     Raises:
-        ModelError: If it is not the folder of a model of a declared family, is quantized, pickled or damaged, or holds
-            something that its family's file does not declare.
+        ModelError: If it is not the folder of a model, or is quantized, pickled or damaged.
     """
     # The configuration of a model that only runs is read without torch.
     from normkit.checkpoint.reader import CheckpointSource
@@ -258,24 +266,17 @@ def open_checkpoint(folder: Path) -> OpenedFolder:
             f"{folder / CONFIG} has transformers load other weights ({path}), which are not folded; rename them to "
             f"{WEIGHTS} and remove the key"
         )
-    family = declared_family(config["model_type"])
-    source = CheckpointSource(folder)
-    try:
-        graph = expand(family, config, {name: info.shape for name, info in source.tensors.items()})
-    except BaseException:
-        source.close()
-        raise
-    return OpenedFolder(folder=folder, config=config, graph=graph, source=source, states=states)
+    return OpenedFolder(folder=folder, config=config, source=CheckpointSource(folder), states=states)
 
 
 def open_model(model: nn.Module, stored: Mapping[str, Stored] = MappingProxyType({})) -> Opened:
-    """Read a model in memory: its configuration, its tensors, and which of them read and write what.
+    """Read a model in memory: its configuration and its tensors.
 
     `stored` are those of its parameters that have no values now, as `normkit.identification.offloading` finds them.
 
     Raises:
         KindError: If it is not a model of transformers.
-        ModelError: If its family is not declared, or it holds something that its family's file does not declare.
+        ModelError: If a tensor has no values, or a dtype that safetensors does not have.
     """
     from torch import nn
 
@@ -288,10 +289,7 @@ def open_model(model: nn.Module, stored: Mapping[str, Stored] = MappingProxyType
             "is not known; give the model itself"
         )
     values: dict[str, Any] = config.to_dict() | {"architectures": [type(model).__name__]}
-    source = ModelSource(model, stored)
-    shapes = {name: info.shape for name, info in source.tensors.items()}
-    graph = expand(declared_family(str(values.get("model_type", ""))), values, shapes)
-    return Opened(config=values, graph=graph, source=source)
+    return Opened(config=values, source=ModelSource(model, stored))
 
 
 def folded_config(config: Mapping[str, Any], plan: FoldPlan) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 An output tensor is made in one of two ways. A `TensorEdit` copies a tensor, multiplies it along one axis by the gain
 of a norm, subtracts its mean along another, or both. A `VectorEdit` makes a gain or a bias: in float64, rounded once.
+A `BatchNorm` stands where a gain may stand, for the scale and the shift that its four vectors give.
 To add an operation: its name in `Operation` and `OPERATIONS`, a file that plans it beside `affine.py`, called in
 `planning.make_plan`, and, if no edit expresses it, a field of an edit and its arithmetic in `applying.py`.
 """
@@ -17,8 +18,8 @@ from normkit.errors import InputError
 Operation = Literal["gain", "bias", "centre", "rms", "final", "value", "exponent", "batchnorm"]
 ALL: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")
 """The operations that `--ops all` asks for."""
-OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent")
-"""The operations of a checkpoint, in order; "batchnorm" is done in memory, and alone."""
+OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent", "batchnorm")
+"""The operations of a checkpoint, in order; "batchnorm" is done alone."""
 
 DTYPES = ("same", "float32")
 """The choices for the dtype of the written weights."""
@@ -53,6 +54,7 @@ LIMITS = (
     "hidden files are neither copied nor looked at",
     "code that comes with a model is not copied and never run: what is proved is proved of the stock class",
     "an adapter that was trained on SRC does not fit DST",
+    "what stands beside a batch norm is seen in one run of its class: another way through the model is not",
     "runtimes other than transformers may read other files or keys: none of them was asked",
 )
 """The limits of a passed verification."""
@@ -73,6 +75,24 @@ class Gain:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BatchNorm:
+    """A batch norm in evaluation mode, y = scale x + shift, in float64.
+
+    scale = weight / sqrt(var + eps), shift = bias - mean scale.
+    """
+
+    weight: str | None
+    """Name of its stored gain; null if it has none."""
+    bias: str | None
+    """Name of its stored bias; null if it has none."""
+    mean: str
+    """Name of its running mean."""
+    var: str
+    """Name of its running variance."""
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEdit:
     """An output tensor of the shape of one source tensor."""
 
@@ -82,8 +102,8 @@ class TensorEdit:
     """Name of the source tensor."""
     dtype: str
     """Dtype of the output, as safetensors writes it, such as "BF16"."""
-    gain: Gain | None = None
-    """The gain that the tensor is multiplied by."""
+    gain: Gain | BatchNorm | None = None
+    """The gain, or scale of a batch norm, that the tensor is multiplied by."""
     gain_axis: int | None = None
     """Axis of that product, not negative."""
     centred_axis: int | None = None
@@ -130,11 +150,11 @@ class Product:
     """W v, one term of a bias."""
 
     matrix: str
-    """Source tensor W of two axes, before anything is folded into it."""
+    """Source tensor W of two axes, or the weight of a convolution, before anything is folded into it."""
     in_axis: int
-    """The axis that is summed over, 0 or 1."""
-    vector: Reference
-    """The vector v."""
+    """The axis that is summed over, 0 or 1; with 1 the taps of a convolution are summed over too."""
+    vector: Reference | BatchNorm
+    """The vector v; the shift of a batch norm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +196,16 @@ class Sum:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Shift:
+    """(b - mean) scale + bias: the bias of a map that took the batch norm behind it."""
+
+    norm: BatchNorm
+    """The norm."""
+    added: str | None
+    """The bias b that the map had; null for 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VectorEdit:
     """An output tensor of one axis."""
 
@@ -187,7 +217,7 @@ class VectorEdit:
     """Number of elements."""
     dtype: str
     """Dtype of the output, as safetensors writes it."""
-    value: Constant | Quotient | Mantissa | Sum
+    value: Constant | Quotient | Mantissa | Sum | Shift
     """The new value, or how it follows."""
 
     @property
@@ -207,9 +237,9 @@ class VectorEdit:
 Edit = TensorEdit | VectorEdit
 
 
-Fate = Literal["folded", "mantissa", "divided", "identity", "none", "left"]
-"""The fate of a gain or a bias: moved into the readers; its power of two moved; kept in the norm as b / g; there is
-nothing to fold, as it is one or zero; the norm has none; left as it is."""
+Fate = Literal["folded", "mantissa", "divided", "shift", "identity", "none", "left"]
+"""The fate of a gain or a bias: moved into the readers; its power of two moved; kept in the norm as b / g; kept in a
+batch norm that only adds it; there is nothing to fold, as it is one or zero; the norm has none; left as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,7 +287,8 @@ class FoldPlan:
     untie: bool
     """Whether a tied head gets a table of its own."""
     edits: tuple[Edit, ...]
-    """One for each output tensor, in the order of the source's tensors; created ones last. None for batch norms."""
+    """One for each output tensor, in the order of the source's tensors; created ones last. None for batch norms in
+    memory."""
     removed: tuple[str, ...] = ()
     """Source tensors that the output does not have."""
     norms: tuple[NormChange, ...] = ()

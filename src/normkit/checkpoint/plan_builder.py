@@ -11,6 +11,7 @@ from torch import Tensor
 
 from normkit.checkpoint.plan import (
     FLOATS,
+    BatchNorm,
     Constant,
     Edit,
     Gain,
@@ -20,6 +21,7 @@ from normkit.checkpoint.plan import (
     Quotient,
     Refusal,
     Rows,
+    Shift,
     Sum,
     TensorEdit,
     VectorEdit,
@@ -87,7 +89,7 @@ class PlanBuilder:
         """Note that something that was asked for is not done."""
         self.refusals += (Refusal(operation=operation, place=place, reason=reason),)
 
-    def multiply(self, name: str, axis: int, gain: Gain) -> None:
+    def multiply(self, name: str, axis: int, gain: Gain | BatchNorm) -> None:
         """Multiply a matrix along one axis by a gain."""
         matrix = self._matrix(name)
         if matrix.gain is not None:
@@ -129,7 +131,7 @@ class PlanBuilder:
         """Whether a bias is already decided to change."""
         return isinstance(self._edits[name], VectorEdit)
 
-    def set_vector(self, name: str, value: Constant | Quotient | Mantissa | Sum) -> None:
+    def set_vector(self, name: str, value: Constant | Quotient | Mantissa | Sum | Shift) -> None:
         """Replace a gain or a bias."""
         self._require_floating(name)
         size = self._tensors[name].shape[0]

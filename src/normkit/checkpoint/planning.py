@@ -5,7 +5,7 @@ Each operation is planned in a file of its own: affine.py, centring.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from normkit.checkpoint.affine import expected_rounding, move_affine, move_value_bias
@@ -21,7 +21,7 @@ from normkit.spec import NormSpec
 from normkit.text import counted, percent
 
 DEFAULT: tuple[Operation, ...] = ("gain", "bias", "final")
-BATCH_NORMS = "batchnorm is folded in memory, and alone: nk.fold(model, operations=['batchnorm'], batch=...)"
+BATCH_NORMS_ONLY = "untie and for_training are not for batch norms: a folded one no longer normalizes; leave them out"
 
 
 def make_plan(
@@ -47,8 +47,12 @@ def make_plan(
         InputError: If an argument is not one of its choices, or the model has dropout and will be trained further.
         ModelError: If gains or biases hold NaN or infinity.
     """
-    if "batchnorm" in (operations or ()):
-        raise InputError(BATCH_NORMS)
+    if dtype not in DTYPES:
+        raise InputError(f"dtype must be 'same' or 'float32', got {dtype!r}")
+    if asks_batch_norms(operations, opened.source.tensors):
+        if untie or for_training:
+            raise InputError(BATCH_NORMS_ONLY)
+        return _batch_norm_plan(opened, dtype)
     graph, config, source = opened.graph, opened.config, opened.source
     if unknown := [name for name in operations or () if name not in OPERATIONS]:
         raise InputError(f"operations are {', '.join(OPERATIONS)}, got {unknown[0]!r}")
@@ -57,8 +61,6 @@ def make_plan(
     asked = DEFAULT if operations is None else tuple(name for name in OPERATIONS if name in operations)
     if "exponent" in asked and (rival := next((name for name in asked if name in ("gain", "final")), None)):
         raise InputError(f"exponent leaves the mantissas that {rival} would fold; ask for one of them")
-    if dtype not in DTYPES:
-        raise InputError(f"dtype must be 'same' or 'float32', got {dtype!r}")
     settings = Settings(graph.family, config)
     rates = {key: settings.value(key) for key in graph.family.config.dropout}
     dropout = ", ".join(f"{key} = {rate}" for key, rate in rates.items() if rate)
@@ -100,10 +102,7 @@ def make_plan(
             swaps, written, dropped = {}, written | other[0], tuple(key for key in other[1] if key in config)
     if swaps:
         written[KEY] = record(swaps)
-    if dtype == "float32":
-        # Loaders would round the weights again, at whatever level a key says so.
-        found = sorted({path for key in DTYPE_KEYS for path in paths_to(config, key)})
-        written |= dict.fromkeys(found if any(key in config for key in DTYPE_KEYS) else ["dtype", *found], dtype)
+    written |= _dtype_keys(config, dtype)
     if "auto_map" in config:
         dropped = (*dropped, "auto_map")
     edits = builder.edits()
@@ -154,11 +153,57 @@ def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit], change
             f"{tie.head}.weight of a {graph.family.model_type} model is not read by {' and '.join(tie.ignored_by)}: "
             "the embeddings are taken for the head, or the folder is refused; for use there fold without untying"
         )
+    return remarks + _code_left_out(opened)
+
+
+def _code_left_out(opened: Opened) -> list[str]:
+    """A note on code that is not carried over, if there is some."""
     code = code_files(opened.states) if isinstance(opened, OpenedFolder) else []
     left_out = [f"auto_map of {CONFIG}"] if "auto_map" in opened.config else []
     left_out += [", ".join([*sorted(code)[:3], *(["..."] if len(code) > 3 else [])])] if code else []
-    if left_out:
-        remarks.append(
-            f"code is not carried over ({'; '.join(left_out)}): what is folded is the stock class {graph.architecture}"
-        )
-    return remarks
+    stock = opened.config["architectures"][0]
+    said = f"code is not carried over ({'; '.join(left_out)}): what is folded is the stock class {stock}"
+    return [said] if left_out else []
+
+
+def _dtype_keys(config: Mapping[str, Any], dtype: str) -> dict[str, str]:
+    """The keys of config.json that make loaders keep float32 weights, at whatever level they would round them again."""
+    if dtype == "same":
+        return {}
+    found = sorted({path for key in DTYPE_KEYS for path in paths_to(config, key)})
+    return dict.fromkeys(found if any(key in config for key in DTYPE_KEYS) else ["dtype", *found], dtype)
+
+
+def asks_batch_norms(operations: Collection[str] | None, names: Iterable[str]) -> bool:
+    """Whether batch norms are to be folded: by name, or where nothing is named and there are some.
+
+    Raises:
+        InputError: If other operations are named too.
+    """
+    if operations is None:
+        return any(name.endswith(".running_var") for name in names)
+    if "batchnorm" in operations and set(operations) != {"batchnorm"}:
+        raise InputError(f"batchnorm is folded alone, got {', '.join(operations)}; fold twice")
+    return "batchnorm" in operations
+
+
+def _batch_norm_plan(opened: Opened, dtype: str) -> FoldPlan:
+    from normkit.checkpoint.batch_norm_files import REMARKS, fold_batch_norms
+
+    assert isinstance(opened, OpenedFolder), "the batch norms of a module are folded in memory"
+    builder = PlanBuilder(opened.source.tensors, dtype)
+    changes, refusals = fold_batch_norms(opened, builder, dtype)
+    return FoldPlan(
+        family=opened.config["model_type"],
+        architecture=opened.config["architectures"][0],
+        operations=("batchnorm",),
+        untie=False,
+        edits=builder.edits(),
+        norms=changes,
+        refusals=refusals,
+        config=_dtype_keys(opened.config, dtype),
+        dropped=("auto_map",) if "auto_map" in opened.config else (),
+        remarks=(*REMARKS, *_code_left_out(opened)),
+    )
+
+

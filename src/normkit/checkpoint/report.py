@@ -18,6 +18,7 @@ _FATES = {
     "folded": "folded",
     "mantissa": "powers of two folded",
     "divided": "kept as b / g",
+    "shift": "kept as x + b",
     "identity": "nothing to fold",
     "none": "-",
     "left": "left",

@@ -31,6 +31,8 @@ rms       such LayerNorms become RMSNorms with the same eps
 value     the bias of values moves behind the attention
 exponent  in place of gain and final: only the power of two of each gain
           moves, a gain in [0.7, 1.4] stays; no bit is lost in any dtype
+batchnorm alone; of a model with batch norms, by default: each goes into the
+          convolution or linear map before it, else into the one after it
 
 SRC is a folder with a transformers model, a config.json or model.safetensors in one, or else a Hub id. A step that
 would change the model's answers is not done, and the result says why. The weights are streamed: memory does not grow
@@ -55,10 +57,6 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     given = tuple(name.strip() for name in value.split(",") if name.strip())
     if given == ("all",):
         return ALL
-    if "batchnorm" in given:
-        from normkit.checkpoint.planning import BATCH_NORMS
-
-        raise click.BadParameter(BATCH_NORMS, ctx, parameter)
     if not given or not set(given) <= set(OPERATIONS):
         wrong = next((name for name in given if name not in OPERATIONS), value)
         expected = f"expected all, or some of {','.join(OPERATIONS)}, got {wrong!r}"
@@ -73,7 +71,7 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     "--ops",
     callback=_operations,
     metavar="LIST",
-    help="Some of the list above; all is the first six.  [default: gain,bias,final]",
+    help="Some of the list above; all is the first six.  [default: gain,bias,final, or batchnorm]",
 )
 @click.option("--untie", is_flag=True, help="Give a tied head its own copy of the table.")
 @click.option(
