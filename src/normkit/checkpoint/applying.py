@@ -25,7 +25,7 @@ from normkit.checkpoint.arithmetic import (
     underflow,
     wide_room,
 )
-from normkit.checkpoint.channel_maps import Affine, affine_of
+from normkit.checkpoint.channel_maps import stored_affine
 from normkit.checkpoint.plan import (
     FLOATS,
     BatchNorm,
@@ -87,16 +87,10 @@ def vectors(plan: FoldPlan, source: Source, workers: Workers) -> dict[str, MadeV
         workers.step(1)
 
     # A bias may need the float64 value of another.
-    awaited: dict[str, set[str]] = {
-        name: {
-            term.vector.name
-            for term in edit.value.terms
-            if isinstance(term.vector, Reference) and term.vector.is_folded
-        }
-        if isinstance(edit.value, Sum)
-        else set()
-        for name, edit in edits.items()
-    }
+    awaited: dict[str, set[str]] = {}
+    for name, edit in edits.items():
+        referred = [term.vector for term in edit.value.terms] if isinstance(edit.value, Sum) else []
+        awaited[name] = {each.name for each in referred if isinstance(each, Reference) and each.is_folded}
     order = TopologicalSorter(awaited)
     order.prepare()
     while order.is_active():
@@ -172,16 +166,6 @@ def factors(gain: Gain, weight: Tensor) -> Tensor:
     return values
 
 
-def scale_and_shift(norm: BatchNorm, source: Source) -> Affine:
-    """What a batch norm of the source does, in float64."""
-    weight, bias, mean, var = (
-        None if name is None else vector(source, name) for name in (norm.weight, norm.bias, norm.mean, norm.var)
-    )
-    assert mean is not None
-    assert var is not None
-    return affine_of(weight, bias, mean, var, eps=norm.eps)
-
-
 def _vector(edit: VectorEdit, source: Source, values: Mapping[str, Tensor]) -> tuple[Tensor, MadeVector]:
     """The float64 value before any rows are set to zero, and the vector that is written."""
     dtype = TORCH[edit.dtype]
@@ -206,7 +190,7 @@ def _vector(edit: VectorEdit, source: Source, values: Mapping[str, Tensor]) -> t
             value = target = (start + gain.offset) / factors(gain, start) - gain.offset
             written = rounded(target, dtype)
         case Shift(norm=norm, added=added):
-            by = scale_and_shift(norm, source)
+            by = stored_affine(norm, source)
             _check_size(edit, norm.mean, by.mean)
             value = target = ((0.0 if added is None else start) - by.mean) * by.scale + by.bias
             written = rounded(target, dtype)
@@ -240,7 +224,7 @@ def _check_size(edit: VectorEdit, name: str, values: Tensor) -> None:
 def _referred(reference: Reference | BatchNorm, source: Source, values: Mapping[str, Tensor]) -> Tensor:
     """The vector that a matrix is multiplied by."""
     if isinstance(reference, BatchNorm):
-        return scale_and_shift(reference, source).shift
+        return stored_affine(reference, source).shift
     value = values[reference.name] if reference.is_folded else vector(source, reference.name)
     if reference.rows:
         value = _tail(value, reference.rows).reshape(-1)
@@ -290,7 +274,7 @@ class _GainByRow:
         assert edit.gain is not None
         assert edit.gain_axis is not None
         if isinstance(edit.gain, BatchNorm):
-            name, values = edit.gain.mean, scale_and_shift(edit.gain, source).scale
+            name, values = edit.gain.mean, stored_affine(edit.gain, source).scale
         else:
             name, values = edit.gain.weight, factors(edit.gain, vector(source, edit.gain.weight))
         _check_axis(edit, info, edit.gain_axis)

@@ -17,7 +17,8 @@ from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.channel_maps import TRANSPOSED, affine
 from normkit.checkpoint.norm_neighbours import batch_norms_of, beside_norms, run_of
 from normkit.checkpoint.opening import OpenedFolder, model_class
-from normkit.checkpoint.plan import BatchNorm, Constant, NormChange, PlanBuilder, Product, Refusal, Shift
+from normkit.checkpoint.plan import BatchNorm, Constant, NormChange, Product, Refusal, Shift
+from normkit.checkpoint.plan_builder import PlanBuilder
 from normkit.checkpoint.reader import TORCH, found, vector
 from normkit.errors import ModelError
 from normkit.text import dtype_name, typed_line

@@ -25,7 +25,7 @@ from normkit.checkpoint.model_folder import (
     is_sound_name,
 )
 from normkit.checkpoint.opening import OpenedFolder, folded_config
-from normkit.checkpoint.plan import DTYPES, LIMITS, OPERATIONS, FoldPlan, Quotient, VectorEdit
+from normkit.checkpoint.plan import DTYPES, LIMITS, ONE_WAY, OPERATIONS, FoldPlan, Quotient, VectorEdit
 from normkit.checkpoint.reader import vector
 from normkit.errors import InputError, ModelError
 from normkit.files import field, json_text, parse_json
@@ -155,7 +155,7 @@ def certify(
         tensors=tensors,
         smallest_divisor=_smallest_divisor(plan, opened),
         reload=plain(dataclasses.asdict(reload)),
-        limits=LIMITS,
+        limits=(*LIMITS, ONE_WAY) if "batchnorm" in plan.operations else LIMITS,
     )
 
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from normkit.checkpoint.arithmetic import rounded
+from normkit.checkpoint.plan import BatchNorm
+from normkit.checkpoint.reader import Source, vector
 from normkit.identification.state import random_numbers_kept
 from normkit.text import dtype_name
 
@@ -50,11 +52,16 @@ class Values:
 def affine(norm: Any) -> Affine:
     """Scale, mean and bias of a BatchNorm with running statistics."""
     weight, bias = (None if each is None else each.detach().double() for each in (norm.weight, norm.bias))
-    return affine_of(weight, bias, norm.running_mean.double(), norm.running_var.double(), eps=norm.eps)
+    return _affine(weight, bias, norm.running_mean.double(), norm.running_var.double(), norm.eps)
 
 
-def affine_of(weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, *, eps: float) -> Affine:
-    """The same from its vectors in float64."""
+def stored_affine(norm: BatchNorm, source: Source) -> Affine:
+    """The same of a batch norm among the tensors of a checkpoint."""
+    weight, bias = (None if name is None else vector(source, name) for name in (norm.weight, norm.bias))
+    return _affine(weight, bias, vector(source, norm.mean), vector(source, norm.var), norm.eps)
+
+
+def _affine(weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float) -> Affine:
     gain = torch.ones_like(mean) if weight is None else weight
     return Affine(scale=gain / (var + eps).sqrt(), mean=mean, bias=torch.zeros_like(mean) if bias is None else bias)
 

@@ -54,10 +54,12 @@ LIMITS = (
     "hidden files are neither copied nor looked at",
     "code that comes with a model is not copied and never run: what is proved is proved of the stock class",
     "an adapter that was trained on SRC does not fit DST",
-    "what stands beside a batch norm is seen in one run of its class: another way through the model is not",
     "runtimes other than transformers may read other files or keys: none of them was asked",
 )
 """The limits of a passed verification."""
+
+ONE_WAY = "what stands beside a batch norm is seen in one run of its class: another way through the model is not"
+"""A further limit where batch norms were folded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +118,7 @@ class TensorEdit:
             return "sum"
         if self.gain is None:
             return "identical"
-        return "power" if self.gain.is_power else "product"
+        return "power" if isinstance(self.gain, Gain) and self.gain.is_power else "product"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

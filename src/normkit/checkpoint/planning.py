@@ -205,5 +205,3 @@ def _batch_norm_plan(opened: Opened, dtype: str) -> FoldPlan:
         dropped=("auto_map",) if "auto_map" in opened.config else (),
         remarks=(*REMARKS, *_code_left_out(opened)),
     )
-
-

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from normkit.checkpoint.plan import LIMITS
+from normkit.checkpoint.plan import LIMITS, ONE_WAY
 from normkit.cli.options import (
     json_option,
     model_argument,
@@ -37,7 +37,7 @@ no file is held in memory.
 With --logits both models are then run in float64: how far apart their logits are, and how far those of SRC move when
 its weights move within their rounding. Exit code 1 if anything fails.
 
-What this does not prove: {"; ".join(LIMITS)}.
+What this does not prove: {"; ".join((*LIMITS, ONE_WAY))}.
 """
 
 
