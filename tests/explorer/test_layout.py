@@ -8,7 +8,7 @@ import axe_playwright_python
 import pytest
 import torch
 
-from drawing import set_state
+from drawing import set_state, settle
 from normkit.explorer.exploration import explore
 
 pytestmark = pytest.mark.browser
@@ -19,7 +19,7 @@ AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
 # Elements that stick out to the right of the window, but for those inside something that scrolls by itself.
 OUTSIDE = """() => [...document.querySelectorAll("body *")]
   .filter((part) => part.checkVisibility() && part.getBoundingClientRect().right > innerWidth + 1
-    && !part.closest("#formula, .scroll, .skip")).map((part) => part.id || part.className || part.nodeName)"""
+    && !part.closest("#formula, .scroll, .skip, #scenes")).map((part) => part.id || part.className || part.nodeName)"""
 # Targets are boxes of 24 pixels or more each way.
 SMALL = """() => [...document.querySelectorAll("button, select, input, summary")]
   .filter((part) => part.checkVisibility() && part.id !== "stages").map((part) => [part, part.getBoundingClientRect()])
@@ -101,6 +101,74 @@ def test_on_a_phone_the_drawing_stays_in_sight_while_a_control_is_used(lasting_p
     assert control["y"] >= view["height"]
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("size", [(400, 800), (360, 740)])
+def test_on_a_phone_the_walk_the_picture_the_timeline_and_the_formula_are_visible_together(lasting_page, size):
+    page = lasting_page(viewport={"width": size[0], "height": size[1]})
+    shown = ["#walk .turns button:last-child", "#view", "#play", "#stages", "#formula"]
+
+    def boxes():
+        settle(page)
+        return [page.locator(part).bounding_box() for part in shown]
+
+    def fit():
+        return all(box["y"] >= 0 and box["y"] + box["height"] <= size[1] for box in boxes())
+
+    assert fit()
+    page.locator(shown[0]).click()
+    page.wait_for_selector("[data-handle=guess]")
+    assert fit()
+    # One below the other: nothing hides behind the drawing.
+    found = boxes()
+    assert found[0]["y"] + found[0]["height"] <= found[1]["y"]
+    assert found[1]["y"] + found[1]["height"] <= found[2]["y"] < found[4]["y"]
+
+
+CONTRAST = """(part) => {
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).map((value) => {
+      const share = value / 255;
+      return share > 0.04045 ? ((share + 0.055) / 1.055) ** 2.4 : share / 12.92;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  let below = part;
+  while (/^(transparent|rgba\\(.*, 0\\))$/.test(getComputedStyle(below).backgroundColor)) below = below.parentElement;
+  const [one, other] = [getComputedStyle(part).color, getComputedStyle(below).backgroundColor].map(light);
+  return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_buttons_have_a_contrast_of_4_5_in_every_state(lasting_page, scheme):
+    page = lasting_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    page.locator("#walk .turns button").last.click()
+    page.wait_for_selector("[data-handle=guess]")
+    faint = []
+    for part in (
+        "#scenes button",
+        "#walk li button",
+        "#walk .turns button:last-child",
+        "#play",
+        "#pace",
+        "#stages button",
+    ):
+        for index in (0, -1):
+            button = page.locator(part).nth(index)
+            for state, act in (
+                ("rest", lambda: page.mouse.move(1, 1)),
+                ("hover", button.hover),
+                ("focus", button.focus),
+            ):
+                act()
+                if button.evaluate(CONTRAST) < 4.5:
+                    faint.append((part, index, state))
+    back = page.locator("#back")
+    assert back.is_disabled()
+    assert back.evaluate(CONTRAST) >= 4.5
+    assert faint == []
+
+
 # Every rule in one scheme; in the others those that look at colours.
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("scene", SCENES)
@@ -150,14 +218,16 @@ def test_the_whole_tour_by_keyboard(explorer):
         names.append(name)
     assert not [name for name in names if name.startswith("no outline")]
     expected = [
+        "Skip to the walk",
         "Skip to the drawing",
         "Four dimensions",
+        "Why a plane",
+        "Start",
         "view",
         "play",
         "step",
+        "pace",
         "stage",
-        "Why a plane",
-        "Start",
         "eps",
     ]
     assert [name for name in names if name in expected] == expected

@@ -109,7 +109,7 @@ def test_the_scene_is_told_in_words_once_it_rests_and_turning_it_touches_nothing
         """() => {
           globalThis.touched = [];
           const watch = new MutationObserver((changes) => touched.push(...changes.map((c) => c.target.id)));
-          for (const part of document.querySelectorAll("aside, .timeline, .reading, .below")) {
+          for (const part of document.querySelectorAll("#walk, #controls, .timeline, .reading, .below")) {
             watch.observe(part, { subtree: true, childList: true, attributes: true, characterData: true });
           }
         }"""

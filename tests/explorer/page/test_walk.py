@@ -1,4 +1,4 @@
-"""The walk: each step's words are true of the points that its picture shows, and a touched control ends it."""
+"""The walk: each step asks before it shows, its words are true of its points, and a touched control ends it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from drawing import settle
+from drawing import set_state, settle
 from normkit.explorer import document
 
 pytestmark = pytest.mark.browser
@@ -19,19 +19,19 @@ pytestmark = pytest.mark.browser
 _STEPS = """async (data) => {
   const { compute } = await load("computation.js");
   const { startFrom } = await load("state.js");
-  const { WALK } = await load("walk.js");
-  return WALK.map(({ title, sentence, state: patch }) => {
+  const { WALK } = await load("steps.js");
+  return WALK.map(({ title, question, answer, to, state: patch }) => {
     const state = startFrom(patch);
     const { stages, rows, raw, arms, shown } = compute(state, data);
     const images = arms && Object.fromEntries(Object.entries(arms).map(([name, arm]) => [name, arm.shown]));
-    return { title, sentence, patch, state, stages, rows, raw, shown, arms: images };
+    return { title, question, answer, to, patch, state, stages, rows, raw, shown, arms: images };
   });
 }"""
 
 
 @pytest.fixture(scope="module")
 def steps(modules: Any) -> Any:
-    """The six steps with what the page computes for each."""
+    """The seven steps with what the page computes for each."""
     clouds = json.loads((Path(document.__file__).parent / "page" / "clouds.json").read_text(encoding="utf-8"))
     return modules.run(_STEPS, {"clouds": clouds, "models": []})
 
@@ -40,10 +40,11 @@ def _tensors(step: Any) -> list[torch.Tensor]:
     return [torch.tensor(stage, dtype=torch.float64) for stage in step["stages"]]
 
 
-def test_there_are_six_short_steps_and_each_is_a_state_that_holds(steps: Any) -> None:
+def test_there_are_seven_short_steps_that_ask_and_each_is_a_state_that_holds(steps: Any) -> None:
     titles = [step["title"] for step in steps]
     assert titles == [
         "Why a plane",
+        "Why this plane and no other",
         "Why a sphere",
         "What epsilon does to small vectors",
         "What gain and bias do",
@@ -51,14 +52,16 @@ def test_there_are_six_short_steps_and_each_is_a_state_that_holds(steps: Any) ->
         "Why BatchNorm is another thing",
     ]
     for step in steps:
-        assert step["sentence"].count(". ") <= 1
-        assert step["sentence"].endswith(".")
+        assert step["answer"].count(". ") <= 1
+        assert step["answer"].endswith(".")
+        assert step["question"].count(". ") <= 2
+        assert step["question"].endswith(("?", "there.", "spot."))
         assert all(step["state"][key] == value for key, value in step["patch"].items())
 
 
 def test_centring_moves_along_all_ones_into_one_plane(steps: Any) -> None:
     raw, centred, *_ = _tensors(steps[0])
-    assert steps[0]["state"]["stage"] == 1
+    assert (steps[0]["state"]["stage"], steps[0]["to"]) == (0, 1)
     moved = raw - centred
     assert (moved - moved[:, :1]).abs().max() < 1e-15
     assert centred.sum(1).abs().max() < 1e-14
@@ -69,8 +72,8 @@ def test_centring_moves_along_all_ones_into_one_plane(steps: Any) -> None:
 
 
 def test_dividing_by_the_deviation_gives_the_length_2_and_a_sphere(steps: Any) -> None:
-    _, centred, scaled, *_ = _tensors(steps[1])
-    assert steps[1]["state"]["stage"] == 2
+    _, centred, scaled, *_ = _tensors(steps[2])
+    assert (steps[2]["state"]["stage"], steps[2]["to"]) == (1, 2)
     assert scaled.square().mean(1).sub(1).abs().max() < 1e-14
     assert scaled.norm(dim=1).sub(2).abs().max() < 1e-14
     # A surface of dimension 2 in the hyperplane of dimension 3: n - 2 of n - 1.
@@ -79,16 +82,16 @@ def test_dividing_by_the_deviation_gives_the_length_2_and_a_sphere(steps: Any) -
 
 
 def test_epsilon_keeps_what_the_sentence_says(steps: Any) -> None:
-    step = steps[2]
+    step = steps[3]
     raw, _, scaled, *_ = _tensors(step)
     eps, deviation = step["state"]["eps"], raw.std(1, correction=0)
     assert eps == 0.01
-    assert "0.01" in step["sentence"]
+    assert "0.01" in step["question"]
     kept = scaled.norm(dim=1) / math.sqrt(3)
     assert torch.allclose(kept, deviation / (deviation.square() + eps).sqrt(), atol=1e-14)
     # Half is lost at sqrt(eps / 3), 0.058; the cloud has rows on both sides of it, and long ones that hardly notice.
     half = math.sqrt(eps / 3)
-    assert f"{half:.3f}" in step["sentence"]
+    assert f"{half:.3f}" in step["answer"]
     assert half / math.sqrt(half**2 + eps) == pytest.approx(0.5, abs=1e-15)
     assert kept[step["state"]["selected"]] < 0.55
     assert kept.max() > 0.99
@@ -103,11 +106,11 @@ def test_epsilon_keeps_what_the_sentence_says(steps: Any) -> None:
 
 
 def test_gain_tilts_the_plane_and_makes_an_ellipse_and_bias_moves_it(steps: Any) -> None:
-    step = steps[3]
+    step = steps[4]
     final = _tensors(step)[4]
     gain = torch.tensor(step["state"]["gain"][:3], dtype=torch.float64)
     bias = torch.tensor(step["state"]["bias"][:3], dtype=torch.float64)
-    assert step["state"]["stage"] == 4
+    assert (step["state"]["stage"], step["to"]) == (2, 4)
     assert bias.norm() > 0.5
     assert ((final - bias) @ (1 / gain)).abs().max() < 1e-13
     normal = functional.normalize(1 / gain, dim=0)
@@ -122,8 +125,8 @@ def test_gain_tilts_the_plane_and_makes_an_ellipse_and_bias_moves_it(steps: Any)
 
 
 def test_rmsnorm_keeps_direction_and_mean_and_fills_the_sphere(steps: Any) -> None:
-    raw, _, scaled, *_ = _tensors(steps[4])
-    assert steps[4]["state"]["mode"] == "rms"
+    raw, _, scaled, *_ = _tensors(steps[5])
+    assert steps[5]["state"]["mode"] == "rms"
     assert functional.cosine_similarity(raw, scaled).sub(1).abs().max() < 1e-14
     assert scaled.norm(dim=1).sub(math.sqrt(3)).abs().max() < 1e-14
     assert torch.linalg.matrix_rank(scaled) == 3
@@ -134,7 +137,7 @@ def test_rmsnorm_keeps_direction_and_mean_and_fills_the_sphere(steps: Any) -> No
 
 
 def test_batchnorm_is_one_map_of_the_cloud_and_depends_on_the_others(steps: Any) -> None:
-    step = steps[5]
+    step = steps[6]
     raw = torch.tensor(step["raw"], dtype=torch.float64)
     batch, layer, rms = (torch.tensor(step["arms"][name], dtype=torch.float64) for name in ("batch", "layer", "rms"))
     # One shift and one stretch for all points.
@@ -150,48 +153,153 @@ def test_batchnorm_is_one_map_of_the_cloud_and_depends_on_the_others(steps: Any)
     assert torch.allclose(functional.rms_norm(raw[:-8], (3,), eps=0), rms[:-8], atol=1e-13)
 
 
-def test_it_is_walked_with_buttons(lasting_page: Any) -> None:
-    page = lasting_page()
+def test_only_the_plane_orthogonal_to_all_ones_takes_shifted_copies_to_one_spot(steps: Any) -> None:
+    step = steps[1]
+    raw, projected, *_ = _tensors(step)
+    copies = raw.view(4, 5, 3)
+    shifts = copies - copies[:, :1]
+    assert (shifts - shifts[..., :1]).abs().max() < 1e-14, "copies differ by one number in every entry"
+    assert (projected.view(4, 5, 3) - projected.view(4, 5, 3)[:, :1]).norm(dim=-1).max() > 1
+    centred = copies - copies.mean(-1, keepdim=True)
+    assert (centred - centred[:, :1]).abs().max() < 1e-14
+    # Of all normals, permutations of the features leave only all-ones (up to its sign) as it is.
+    normals = functional.normalize(torch.randn(50, 3, dtype=torch.float64), dim=1)
+    turned = torch.stack([normals[:, [1, 0, 2]], normals[:, [0, 2, 1]]])
+    assert ((turned * normals).sum(-1).abs().min(0).values < 1 - 1e-9).all()
+
+
+def _texts(page: Any) -> str:
+    settle(page)
+    return page.locator("#walk .step").inner_text()
+
+
+def test_each_step_asks_then_plays_its_motion_and_answers(lasting_page: Any, steps: Any) -> None:
+    page = lasting_page(reduced_motion="reduce")
     walk = page.locator("#walk")
     state = "normkitExplorer.store.get()"
-    walk.get_by_role("button", name="Start").click()
-    page.wait_for_selector("#walk h3")
-    assert walk.locator("h3").inner_text() == "Why a plane"
-    assert walk.locator(".step").get_attribute("aria-live") == "polite"
-    assert walk.locator(".count").text_content() == "Step 1 of 6"
-    assert walk.locator(".turns button").first.is_disabled()
-    walk.get_by_role("button", name="Next").click()
-    page.wait_for_selector("#walk h3:text-is('Why a sphere')")
-    assert page.evaluate(f"{state}.scene") == "four"
-    walk.get_by_role("button", name="Previous").click()
-    walk.locator("li button").nth(5).click()
-    page.wait_for_selector("#walk h3:text-is('Why BatchNorm is another thing')")
+    on, back = walk.locator(".turns button").last, walk.locator(".turns button").first
+    assert on.inner_text() == "Start"
+    for number, step in enumerate(steps, 1):
+        on.click()
+        assert step["question"] in _texts(page)
+        assert step["answer"] not in _texts(page)
+        assert walk.locator(".count").text_content() == f"Step {number} of 7"
+        assert back.is_disabled() == (number == 1)
+        before = page.evaluate(state)
+        assert (before["walk"], before["stage"]) == (number, step["patch"]["stage"])
+        on.click()
+        page.wait_for_function("(to) => normkitExplorer.store.get().stage === to", arg=step["to"])
+        page.wait_for_function("(text) => document.querySelector('#walk .step').innerText.includes(text)", arg="\n")
+        page.locator("#walk .step", has_text=step["answer"]).wait_for()
+        after = page.evaluate(state)
+        assert after["walk"] == number
+        assert [key for key in before if before[key] != after[key]] == (
+            ["normal"] if number == 2 else ["edits"] if number == 7 else ["stage"]
+        )
+    assert on.is_disabled()
     assert walk.locator("[aria-current=step]").count() == 1
-    assert walk.locator(".turns button").last.is_disabled()
-    assert page.evaluate(f"[{state}.scene, {state}.walk]") == ["clusters", 6]
+    assert walk.locator(".step").get_attribute("aria-live") == "polite"
+
+
+def test_a_cross_dragged_to_where_the_point_will_land_is_measured_there(lasting_page: Any) -> None:
+    page = lasting_page(reduced_motion="reduce")
+    page.locator("#walk .turns button").last.click()
+    page.wait_for_selector("[data-handle=guess]")
+    assert page.locator("[data-handle]").count() == 1, "the point itself cannot be moved while it is asked about"
+    # The world grows from stage 0 to 1, so the place is found with the radius of now.
+    place = """async () => {
+      const { layout, screen } = await import("explorer/projection.js");
+      const { guessed } = await import("explorer/frames.js");
+      const { store, frame } = normkitExplorer;
+      const view = document.getElementById("view").getBoundingClientRect();
+      const { compute } = await import("explorer/computation.js");
+      const data = JSON.parse(document.getElementById("data").textContent);
+      const { panels, radius } = frame();
+      const { lands } = guessed(store.get(), compute(store.get(), data));
+      const { x, y } = screen(lands, store.get(), layout(panels, view)[0], radius);
+      return [x + view.x, y + view.y];
+    }"""
+    x, y = page.evaluate(place)
+    handle = page.locator("[data-handle=guess]").bounding_box()
+    page.mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(x + 20, y, steps=3)
+    page.mouse.move(x, y)
+    page.mouse.up()
+    settle(page)
+    assert page.locator("#walk .measured").inner_text() == ""
+    page.locator("#walk .turns button").last.click()
+    page.wait_for_function("() => normkitExplorer.store.get().stage === 1")
+    settle(page)
+    words = page.locator("#walk .measured").inner_text().split()
+    miss, way = float(words[words.index("away") - 1]), float(words[-1].rstrip("."))
+    assert miss < 0.03, "a pixel is about 0.01 here"
+    assert way > 1
+    assert page.locator("[data-handle=guess]").count() == 0
+
+
+def test_the_plane_is_turned_by_hand_and_the_copies_are_measured(lasting_page: Any) -> None:
+    page = lasting_page(walk=2)
+    page.evaluate(
+        "async () => { const { WALK } = await import('explorer/steps.js');"
+        " normkitExplorer.store.set({ ...WALK[1].state, walk: 2 }); }"
+    )
+    settle(page)
+    measured = page.locator("#walk .measured")
+    assert measured.inner_text() == "Copies of one point lie up to 3.3 apart."
+    set_state(page, normal=[1, 1, 1])
+    assert measured.inner_text() == "Copies of one point lie up to 0 apart."
+    page.locator("#walk .step", has_text="Only the plane orthogonal to all-ones").wait_for()
+
+
+def test_the_wrong_norm_is_corrected_and_only_batchnorm_moved_the_others(lasting_page: Any) -> None:
+    page = lasting_page(reduced_motion="reduce")
+    page.locator("#walk li button").nth(6).click(force=True)
+    shown = "() => normkitExplorer.frame().panels.map(({ items }) => items.find(({ pick }) => pick).at.slice(0, -1))"
+    settle(page)
+    before = torch.tensor(page.evaluate(shown))
+    page.locator("#walk .choices").get_by_role("button", name="RMSNorm").click()
+    page.locator("#walk .measured", has_text="Not RMSNorm: BatchNorm.").wait_for()
+    moved = (torch.tensor(page.evaluate(shown)) - before).norm(dim=-1)
+    assert moved[0].min() > 0.05
+    assert moved[1:].max() == 0
+
+
+@pytest.mark.exhaustive
+def test_a_motion_travels_and_can_be_paused_and_slowed(explorer: Any) -> None:
+    page = explorer(hash="#walk=2")
+    page.evaluate("() => { globalThis.seen = []; normkitExplorer.store.subscribe(({ normal }) => seen.push(normal)); }")
+    page.locator("#pace").click()
+    assert page.locator("#pace").inner_text() == "2×"
+    page.locator("#walk .turns button").last.click()
+    page.wait_for_function("() => seen.length > 3")
+    page.get_by_role("button", name="Pause").click()
+    paused = page.evaluate("seen.length")
+    settle(page)
+    assert page.evaluate("seen.length") == paused
+    page.get_by_role("button", name="Play").click()
+    page.locator("#walk .step", has_text="Only the plane").wait_for()
+    assert page.evaluate("seen.length") > 12, "it travels, it does not jump"
 
 
 def test_walked_with_keys_the_focus_stays_on_the_walk(lasting_page: Any) -> None:
-    page = lasting_page()
-    focused = "() => document.activeElement.textContent"
+    page = lasting_page(reduced_motion="reduce")
     page.locator("#walk .turns button").last.focus()
-    for _ in range(5):
-        page.keyboard.press("Enter")
-        settle(page)
-        assert page.evaluate(focused) == "Next"
-    page.keyboard.press("Enter")
-    page.wait_for_function("() => normkitExplorer.store.get().walk === 6")
-    page.wait_for_function("() => document.activeElement.textContent === 'Previous'")
+    for walk in range(1, 8):
+        for expected in ("Show", "Next" if walk < 7 else "Previous"):
+            page.keyboard.press("Enter")
+            page.wait_for_function("(text) => document.activeElement.textContent === text", arg=expected)
+        assert page.evaluate("normkitExplorer.store.get().walk") == walk
 
 
 def test_a_touched_control_ends_it_and_keeps_the_picture(explorer: Any) -> None:
-    page = explorer(hash="#walk=3")
+    page = explorer(hash="#walk=4")
     read = "['scene', 'cloud', 'eps', 'walk', 'stage'].map((key) => normkitExplorer.store.get()[key])"
     page.wait_for_selector("#walk h3")
-    assert page.evaluate(read) == ["three", "small", 0.01, 3, 2]
+    assert page.evaluate(read) == ["three", "small", 0.01, 4, 1]
     page.evaluate("normkitExplorer.store.set({ stage: 1.5, yaw: 1, selected: 4 })")
     settle(page)
-    assert page.evaluate(read) == ["three", "small", 0.01, 3, 1.5]
+    assert page.evaluate(read) == ["three", "small", 0.01, 4, 1.5]
     page.locator("#eps").press("ArrowRight")
     page.wait_for_selector("#walk h3", state="detached")
     scene, cloud, eps, walk, stage = page.evaluate(read)

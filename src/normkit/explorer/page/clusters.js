@@ -1,7 +1,7 @@
 // The same three clusters under three norms, seen through one camera.
 import { NORMS } from "explorer/formulas.js";
 import { fit, points } from "explorer/marks.js";
-import { FEATURES, reaches, sets } from "explorer/space.js";
+import { FEATURES, reaches, sets, view } from "explorer/space.js";
 
 /** @type {import("explorer/space.js").Scene} */
 export function clusters(state, computed) {
@@ -16,5 +16,5 @@ export function clusters(state, computed) {
       ...points(state, arm, FEATURES),
     ],
   }));
-  return { panels, handles: [], drag: () => ({}), radius };
+  return { ...view(state, arms[0], FEATURES, radius, "", []), panels };
 }

@@ -110,7 +110,7 @@ const partsOf = (state, data) => {
   return { ...found, gradient: { ...vjp(x, arm.norm, upstream), at: x, output: arm.stages[4][selected], upstream } };
 };
 
-const ASIDE = { yaw: 0, pitch: 0, zoom: 0, stage: 0, layer: 0, walk: 0 };
+const ASIDE = { yaw: 0, pitch: 0, zoom: 0, stage: 0, layer: 0, walk: 0, guess: 0 };
 /** All that does not depend on these. */
 const fixed = remember(
   (state, data) => {

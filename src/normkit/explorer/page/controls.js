@@ -158,7 +158,12 @@ export function mountControls(store, data) {
         put(input.previousElementSibling, { textContent: String(text(state)) });
       }
     }
-    for (const button of scenes) put(button, { ariaPressed: String(button.dataset.scene === state.scene) });
+    for (const button of scenes) {
+      const pressed = String(button.dataset.scene === state.scene);
+      // Where the scenes do not fit, they scroll.
+      if (pressed === "true" && button.ariaPressed !== pressed) byId("scenes").scrollLeft = button.offsetLeft - 60;
+      put(button, { ariaPressed: pressed });
+    }
     for (const update of vectors) update(state, computed.n ?? 3);
   };
 }

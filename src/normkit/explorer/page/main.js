@@ -83,7 +83,9 @@ function describe() {
 }
 
 const pointer = mountPointer(store, context);
-const all = [pointer, mountControls(store, data), mountTimeline(store), mountTable(store, context), mountWalk(store)];
+const timeline = mountTimeline(store);
+const walk = mountWalk(store, timeline.play);
+const all = [pointer, mountControls(store, data), timeline.update, mountTable(store, context), walk];
 mountExports(store, context);
 const writeAddress = mountHash(store, start, say, known);
 byId("notes").append(...(data.notes ?? []).map((textContent) => element("li", { textContent })));

@@ -88,7 +88,9 @@ export const FIELDS = {
   residual: { start: true, says: "true or false", clean: (value) => (typeof value === "boolean" ? value : undefined) },
   seed: whole(1, 0, 4294967295),
   layer: whole(-1, -1, 48),
-  walk: whole(0, 0, 6),
+  walk: whole(0, 0, 7),
+  // How far the cross of a question stands from where the point starts, in the drawing's three directions.
+  guess: vector([0, 0, 0.5, 0]),
 };
 export const KEYS = Object.keys(FIELDS);
 

@@ -1,8 +1,11 @@
 /** The timeline: raw -> centre -> scale -> gain -> bias, to play, step and scrub, with the formula of each stage. */
 import { byId, element, put } from "explorer/elements.js";
 import { formula, invariant } from "explorer/formulas.js";
+import { same } from "explorer/state.js";
+import { asks, stepOf } from "explorer/steps.js";
 
 const [TRAVEL, PAUSE] = [1200, 800]; // milliseconds from one stage to the next, and at each
+const SPEEDS = [1, 2, 0.25, 0.5];
 const PLAY = "M8 4.8v14.4L19.5 12z";
 const HALT = "M7 5h3.4v14H7zM13.6 5H17v14h-3.4z";
 
@@ -38,12 +41,12 @@ export function stageText(state) {
     : `${Math.round((100 * (state.stage - from)) / (to - from))} % from ${before} to ${name}`;
 }
 
-/** Fills the timeline and listens to it. */
+/** Fills the timeline and listens to it; gives the update of it, and `play`, which shows the motion of a step. */
 export function mountTimeline(store) {
-  const [play, range, list] = ["play", "stage", "stages"].map(byId);
-  /** Where the move under way left the stage; null while the timeline stands. @type {number | null} */
+  const [play, range, list, pace] = ["play", "stage", "stages", "pace"].map(byId);
+  /** What the motion under way has set last; null while the timeline stands. @type {object | null} */
   let left = null;
-  let [request, target, playing] = [0, 0, false];
+  let [request, target, end, playing, speed] = [0, 0, 4, false, 1];
   const written = {};
 
   /** Fills an element anew if what it is made from changed. */
@@ -67,22 +70,37 @@ export function mountTimeline(store) {
     play.querySelector("path").setAttribute("d", on ? HALT : PLAY);
   }
 
+  /** Moves the state along motion(share), share from 0 to 1, until someone else moves it. */
+  function move(motion, duration, pause, follow) {
+    let [share, before] = [-pause / duration, 0];
+    left = {};
+    const tick = (now) => {
+      if (Object.entries(left ?? {}).some(([key, value]) => !same(store.get()[key], value))) return run(false);
+      share = Math.min(1, share + (before && (speed * (now - before)) / duration));
+      if (still.matches && share >= 0) share = 1;
+      before = now;
+      if (share >= 0) {
+        const patch = motion(ease(share));
+        store.set(patch);
+        left = Object.fromEntries(Object.keys(patch).map((key) => [key, store.get()[key]]));
+      }
+      if (share < 1) request = requestAnimationFrame(tick);
+      else follow();
+    };
+    request = requestAnimationFrame(tick);
+  }
+
   /** Goes to a stop; while playing, on from there. */
   function travel(to, pause = 0) {
     const from = store.get().stage;
-    const duration = still.matches ? 1 : TRAVEL * Math.min(Math.abs(to - from), 2);
-    let begun = 0;
-    const tick = (now) => {
-      if (store.get().stage !== left) return run(false); // Someone else has moved it.
-      begun ||= now + pause;
-      const t = Math.min((now - begun) / duration, 1);
-      if (t >= 0) store.set({ stage: t < 1 && !still.matches ? from + (to - from) * ease(t) : to });
-      left = store.get().stage;
-      if (t < 1) request = requestAnimationFrame(tick);
-      else if (playing && to < 4) travel(beside(to, 1), PAUSE);
-      else run(false);
-    };
-    [left, target, request] = [from, to, requestAnimationFrame(tick)];
+    target = to;
+    const duration = TRAVEL * Math.min(Math.abs(to - from), 2) || 1;
+    move(
+      (share) => ({ stage: from + (to - from) * share }),
+      duration,
+      pause,
+      () => (playing && to < end ? travel(beside(to, 1), PAUSE) : run(false)),
+    );
   }
 
   function jump(to) {
@@ -90,20 +108,33 @@ export function mountTimeline(store) {
     travel(to);
   }
 
-  play.onclick = () => {
-    run(!playing);
-    if (!playing) return;
-    if (store.get().stage === 4) store.set({ stage: 0 });
-    travel(beside(store.get().stage, 1));
-  };
+  /** Shows the motion of the walk's step, or all stages that are left. */
+  function start() {
+    const state = store.get();
+    const step = stepOf(state);
+    run(true);
+    if (step?.motion && asks(state)) return move(step.motion(state, computed), 2 * TRAVEL, 0, () => run(false));
+    if (state.stage === 4) store.set({ stage: step?.state.stage ?? 0 });
+    const { stage } = store.get();
+    end = step && stage < step.to ? step.to : 4;
+    travel(beside(stage, 1));
+  }
+
+  play.onclick = () => (playing ? run(false) : start());
   byId("back").onclick = () => jump(beside(left === null ? store.get().stage : target, -1));
   byId("step").onclick = () => jump(beside(left === null ? store.get().stage : target, 1));
   range.oninput = () => {
     run(false);
     store.set({ stage: range.valueAsNumber });
   };
+  pace.onclick = () => {
+    speed = SPEEDS[(SPEEDS.indexOf(speed) + 1) % SPEEDS.length];
+    put(pace, { textContent: `${speed}×`, ariaLabel: `Speed ${speed}` });
+  };
 
-  return (state, computed) => {
+  let computed;
+  function update(state, found) {
+    computed = found;
     const { scene, mode, stage, eps, place, gain, bias, normal, spread, residual, layer } = state;
     const places = stops(state);
     write("stages", places, () =>
@@ -125,5 +156,6 @@ export function mountTimeline(store) {
     ]);
     const lines = invariant(state, computed).split("\n");
     write("invariant", lines, () => lines.map((textContent) => element("span", { textContent })));
-  };
+  }
+  return { update, play: start };
 }

@@ -1,110 +1,91 @@
-/** A walk of six steps, each one picture and what it shows; touching a control ends it and leaves the picture. */
+/** A walk of seven steps, each one picture that asks before it shows; touching another control ends it. */
+import { lens } from "explorer/camera.js";
 import { byId, element, put } from "explorer/elements.js";
+import { number } from "explorer/formulas.js";
+import { guessed } from "explorer/frames.js";
+import { add, dot, minus, norm as length, scale } from "explorer/linear.js";
+import { WALK, asks, shows, stepOf } from "explorer/steps.js";
 
-/** What a step shows if it does not say otherwise. */
-const PLAIN = {
-  scene: "three",
-  cloud: "scatter",
-  mode: "layer",
-  stage: 2,
-  eps: 0,
-  place: "inside",
-  gain: [1, 1, 1, 1],
-  bias: [0, 0, 0, 0],
-  edits: {},
-  selected: -1,
-  yaw: -0.3,
-  pitch: 0.3,
-  zoom: 1,
-};
-
-const step = (title, sentence, state) => ({ title, sentence, state: { ...PLAIN, ...state } });
-
-/** The steps: {title, sentence, state: the patch that shows it}. */
-export const WALK = [
-  step(
-    "Why a plane",
-    "Subtracting the mean moves a point parallel to the all-ones axis until its entries add up to 0. " +
-      "All points of that sum form one plane, orthogonal to all-ones: only the height above it is lost.",
-    { stage: 1 },
-  ),
-  step(
-    "Why a sphere",
-    "Dividing by the deviation makes the mean of the n squares 1, so every length is √n, here 2. " +
-      "In the hyperplane of four dimensions that is a true sphere; in three dimensions the same step leaves a circle.",
-    { scene: "four", cloud: "four" },
-  ),
-  step(
-    "What epsilon does to small vectors",
-    "A row of deviation r keeps r / √(r² + ε) of the radius: here ε is 0.01, and half is lost at r = 0.058. " +
-      "Long rows hardly notice, rows of equal entries land on 0 instead of 0/0, and how deep a point lies still tells how long it was.",
-    { cloud: "small", eps: 0.01, selected: 0 },
-  ),
-  step(
-    "What gain and bias do",
-    "The gain stretches along the features, which tilts the plane to the normal 1 / g and makes the circle an ellipse " +
-      "whose axes are not the features'. The bias carries its centre from the origin to b.",
-    { stage: 4, gain: [0.6, 1.3, 1, 1], bias: [-0.3, 0.6, 0.4, 0] },
-  ),
-  step(
-    "Why RMSNorm drops the plane",
-    "RMSNorm subtracts nothing: a point keeps its direction from the origin, its mean included, and may land anywhere on the " +
-      "sphere: of n dimensions it loses one, LayerNorm two. Where the mean is 0 both agree.",
-    { mode: "rms" },
-  ),
-  step(
-    "Why BatchNorm is another thing",
-    "BatchNorm takes mean and deviation down each column, over all points: one shift and one stretch for the whole cloud, onto " +
-      "no sphere. Where a point lands depends on the others; in LayerNorm and RMSNorm on itself alone.",
-    { scene: "clusters", cloud: "clusters" },
-  ),
-];
-
-/** What may change on a walk: the view, the stage, the point looked at. */
-const FREE = ["yaw", "pitch", "zoom", "stage", "selected"];
-
-/** Whether a state still shows a step. */
-const shows = (state, walk) =>
-  Object.entries(WALK[walk - 1].state).every(
-    ([key, value]) => FREE.includes(key) || JSON.stringify(state[key]) === JSON.stringify(value),
+/** What is measured of the reader's answer. */
+function measured(state, computed, chosen) {
+  const { choices, motion } = stepOf(state);
+  const open = asks(state);
+  if (choices) {
+    if (open || chosen < 0) return "";
+    return chosen === 0 ? `Yes: ${choices[0]}.` : `Not ${choices[chosen]}: ${choices[0]}.`;
+  }
+  if (motion) {
+    const { groups, shown } = computed;
+    const apart = shown.flatMap((row, i) =>
+      shown.slice(0, i).map((other, j) => (groups[i] === groups[j] ? length(minus(row, other)) : 0)),
+    );
+    return `Copies of one point lie up to ${number(Math.round(1000 * Math.max(0, ...apart)) / 1000, 2)} apart.`;
+  }
+  const found = guessed(state, computed);
+  if (open || !found) return "";
+  // What lies along the line of sight cannot be seen, so it does not count.
+  const { toward } = lens(state, { x: 0, y: 0, width: 1, height: 1 }, 1);
+  const [miss, way] = [minus(found.cross, found.lands), minus(found.lands, found.start)].map((step) =>
+    length(add(step, scale(toward, -dot(toward, step)))),
   );
+  return `As you see it, your cross is ${number(miss, 2)} away from where it lands; the way there is ${number(way, 2)}.`;
+}
 
 /** Fills #walk; gives the update of it. */
-export const mountWalk = (store) => {
-  const go = (walk) => store.set({ ...WALK[walk - 1].state, walk });
-  const button = (textContent, target) =>
-    element("button", { type: "button", textContent, onclick: () => go(target()) });
-  const titles = WALK.map(({ title }, index) => button(title, () => index + 1));
-  const [back, on] = [button("Previous", () => store.get().walk - 1), button("Start", () => store.get().walk + 1)];
+export const mountWalk = (store, play) => {
+  /** Which answer was chosen, where there are some to choose from. */
+  let chosen = -1;
+  const go = (walk) => {
+    chosen = -1;
+    store.set({ ...WALK[walk - 1].state, walk });
+  };
+  const button = (textContent, onclick) => element("button", { type: "button", textContent, onclick });
+  const titles = WALK.map(({ title }, index) => button(title, () => go(index + 1)));
+  const back = button("Previous", () => go(store.get().walk - 1));
+  const on = button("Start", () => (stepOf(store.get()) && asks(store.get()) ? play() : go(store.get().walk + 1)));
   const text = element("div", { className: "step", ariaLive: "polite" });
+  const note = element("p", { className: "measured" });
+  const choices = element("div", { className: "choices", role: "group", ariaLabel: "Answers" });
   byId("walk").replaceChildren(
-    element("h2", { textContent: "A walk in six steps" }),
+    element("h2", { textContent: "Seven ideas in three minutes" }),
     element("ol", {}, ...titles.map((title) => element("li", {}, title))),
     text,
+    choices,
+    note,
     element("div", { className: "turns" }, back, on),
   );
 
   // A link may name a step alone.
-  const { walk } = store.get();
-  if (walk && !shows(store.get(), walk)) go(walk);
-  let written = -1;
-  return (state) => {
-    if (state.walk && !shows(state, state.walk)) store.set({ walk: 0 });
-    if (store.get().walk === written) return;
-    written = store.get().walk;
-    titles.forEach((title, index) => put(title, { ariaCurrent: index === written - 1 ? "step" : null }));
+  if (stepOf(store.get()) && !shows(store.get())) go(store.get().walk);
+  let written = "";
+  return (state, computed) => {
+    if (state.walk && !shows(state)) store.set({ walk: 0 });
+    const now = store.get();
+    const step = stepOf(now);
+    const open = step && asks(now);
+    put(note, { textContent: step ? measured(now, computed, chosen) : "" });
+    if (written === `${now.walk} ${open}`) return;
+    written = `${now.walk} ${open}`;
+    titles.forEach((title, index) => put(title, { ariaCurrent: index === now.walk - 1 ? "step" : null }));
+    choices.replaceChildren(
+      ...(open ? (step.choices ?? []) : []).map((choice, index) =>
+        button(choice, () => {
+          chosen = index;
+          play();
+        }),
+      ),
+    );
     // A button that is disabled lets go of the keyboard, so the other one takes it.
     const turns = document.activeElement === on || document.activeElement === back;
-    put(back, { disabled: written < 2 });
-    put(on, { disabled: written === WALK.length, textContent: written ? "Next" : "Start" });
+    put(back, { disabled: now.walk < 2 });
+    put(on, { disabled: now.walk === WALK.length && !open, textContent: open ? "Show" : step ? "Next" : "Start" });
     if (turns && (on.disabled || back.disabled)) (on.disabled ? back : on).focus();
-    const { title, sentence } = WALK[written - 1] ?? {};
     text.replaceChildren(
-      ...(title
+      ...(step
         ? [
-            element("p", { className: "count", textContent: `Step ${written} of ${WALK.length}` }),
-            element("h3", { textContent: title }),
-            element("p", { textContent: sentence }),
+            element("p", { className: "count", textContent: `Step ${now.walk} of ${WALK.length}` }),
+            element("h3", { textContent: step.title }),
+            element("p", { textContent: open ? step.question : step.answer }),
           ]
         : []),
     );
