@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from wild_libraries.rows import CHOICE, LARGE_ERROR, MEAN, NOT_RUN, OWN_SOURCE, UNDECIDED, VERDICTS
+from wild_libraries.rows import AGREES, CHOICE, LARGE_ERROR, MEAN, NOT_RUN, OWN_SOURCE, UNDECIDED, VERDICTS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "wild.md"
@@ -19,9 +19,9 @@ REPORTS = ROOT / "docs" / "wild" / "reports"
 HEAD = """\
 # Found in the wild
 
-{total} norms of {libraries} libraries, each held against a source that is not its own code: a paper's equation, the
-library's documentation, or the reference implementation of the model. **{agrees} agree.** `nk.identify` found what each
-computes by calling it; no name and no comment was believed.
+{total} norms of {libraries} libraries. {looked} were called and held against a source that is not their own code: an
+equation of a paper, the library's documentation, or the reference implementation of the model; {missing} could not be
+run. **{agrees} agree.** `nk.identify` found what each computes by calling it; no name and no comment was believed.
 
     python census/wild.py    # each group in an environment of its own; writes this page
 
@@ -29,7 +29,7 @@ computes by calling it; no name and no comment was believed.
 
 **How it was looked at.** *run*: the installed code was called. *transcribed*: the library does not run on a CPU, or is
 no Python; its lines at the named commit were written down in PyTorch or NumPy and that was called, so the row shows the
-formula and not the compiled code. Rows that could not be run say why.
+formula and not the compiled code. *not run*: the row says why.
 
 **How it was judged.** A paper states a formula and no roundings, so roundings are compared only where the source states
 them. What a library chose and says it chose is a difference and no fault. A difference that nobody could explain from a
@@ -72,15 +72,19 @@ def page() -> str:
     """The page as text."""
     recorded = documents()
     rows = [
-        row | {"version": document["versions"].get(row["library"], "")}
+        row
+        | {"version": document["versions"].get(row["library"], "")}
+        | ({"how": "not run"} if row["verdict"] == NOT_RUN else {})
         for document in recorded.values()
         for row in document["rows"]
     ]
     rows.sort(key=lambda row: row["library"].lower())
     return HEAD.format(
         total=len(rows),
+        looked=sum(row["verdict"] != NOT_RUN for row in rows),
+        missing=sum(row["verdict"] == NOT_RUN for row in rows),
         libraries=len({row["library"] for row in rows}),
-        agrees=sum(row["verdict"] == VERDICTS[0] for row in rows),
+        agrees=sum(row["verdict"] == AGREES for row in rows),
         counts=counts(rows),
         finds="\n".join(finds()),
         mean=MEAN,
@@ -101,7 +105,8 @@ def counts(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["| verdict | rows | run | transcribed |", "|---|---:|---:|---:|"]
     for verdict in VERDICTS:
         numbers = [found[verdict, way] for way in ways]
-        lines.append(f"| {verdict} | {sum(numbers)} | {' | '.join(map(str, numbers))} |")
+        total = sum(number for (each, _), number in found.items() if each == verdict)
+        lines.append(f"| {verdict} | {total} | {' | '.join(map(str, numbers))} |")
     return "\n".join(lines)
 
 
@@ -145,7 +150,8 @@ def line(row: dict[str, Any]) -> str:
         f"{named(row)}<br>`{at}`",
         row["how"],
         row["found"] + undecided if row["verdict"] != NOT_RUN else "",
-        row["source"] if row["expected"] == row["found"] else f"{row['expected']}, {row['source']}",
+        # A formula has a value for each field, also for those that the source does not state.
+        row["source"] if row["verdict"] == AGREES else f"{row['expected']}, {row['source']}",
         f"{row['verdict']}{remark}",
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -19,7 +19,7 @@ from wild_libraries.rows import (
     Row,
 )
 
-PACKAGES = {"onnxruntime": "onnxruntime", "onnx": "onnx", "torch": "torch", "transformers": "transformers"}
+PACKAGES = {"onnxruntime": "onnxruntime", "onnx": "onnx", "torch": "torch"}
 IMAGE = (2, 64, 5, 5)
 BOTH = {"weight": WEIGHT, "bias": BIAS}
 NO_GAIN = ("has_weight", "weight_offset")

@@ -167,9 +167,9 @@ def take(rows: Iterable[Row], packages: Mapping[str, str]) -> dict[str, Any]:
 
 
 def version_of(package: str) -> str:
-    """The installed version of a package, "" if it is missing."""
+    """The installed version of a package without the name of its build, "" if it is missing."""
     try:
-        return version(package)
+        return version(package).partition("+")[0]
     except PackageNotFoundError:
         return ""
 

@@ -38,6 +38,11 @@ def test_the_counts_are_those_of_the_rows():
     for verdict in rows.VERDICTS:
         assert any(line.startswith(f"| {verdict} | {counted[verdict]} |") for line in lines)
     assert f"**{counted[AGREES]} agree.**" in "\n".join(lines)
+    # A row that was not run is neither run nor transcribed, and was held against nothing.
+    missing = counted[NOT_RUN]
+    assert f"| {NOT_RUN} | {missing} | 0 | 0 |" in lines
+    assert sum("| not run |" in line for line in lines) == missing
+    assert f"{len(ALL) - missing} were called" in "\n".join(lines)
 
 
 def test_every_group_is_recorded_with_its_pins():

@@ -227,6 +227,35 @@ def test_families_of_transformers_are_clean(family):
     assert len(found.unrecognised) > 5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "share", "norms"),
+    [
+        ("MobileNetV1", "100 %", 27),
+        ("EfficientNet", "99 %", 16),
+        pytest.param("MobileNetV2", "99.7 %", 52, marks=pytest.mark.exhaustive),
+        pytest.param("AlignVision", "99 %", 15, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_four_families_of_transformers_have_the_decay_of_tensorflow(family, share, norms):
+    # docs/wild/reports/transformers_batch_norm_momentum.md; a version that is mended has no finding here.
+    import transformers
+
+    sizes = {"width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320}
+    if family.startswith("MobileNet"):
+        sizes = {"depth_multiplier": 0.35 if family.endswith("2") else 0.25}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(image_size=32, **sizes))
+    x = {"pixel_values": torch.randn(8, 3, 32, 32)}
+    found = finding_of(nk.inspect(model, x), "C10")
+    assert len(found.sites) == norms
+    assert f"one batch replaces {share} of the running mean" in found.evidence[0]
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d) and module.momentum > 0.5:
+            module.momentum = 1 - module.momentum
+    assert "C10" not in {each.rule for each in nk.inspect(model, x).findings}
+
+
 class Resized(nn.Module):
     """A network that is fed with larger images."""
 
