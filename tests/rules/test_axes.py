@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+import normkit as nk
 from faulty_norms import OverAxes
 from helpers import finding_of
 from normkit.conventions.rows import CHANNELS_LAST
@@ -193,3 +195,36 @@ def test_heads_against_a_baseline(models, inspected, finding, status):
     found = finding(inspected(together, intent=declared), "C2")
     assert found.sites == tuple(f"blocks.{index}.query_norm" for index in range(3))
     assert "a row holds 4 heads of 16 features, declared is one" in found.evidence[0]
+
+
+# C18.
+
+
+@pytest.mark.parametrize(
+    ("groups", "severity"),
+    [
+        ((4, 4, 4, 4), None),
+        ((4, 16, 4, 4), "warning"),
+        ((4, 1, 4, 4), "warning"),
+        # Nothing says what is meant.
+        ((16, 16), "note"),
+        ((1, 1), "note"),
+    ],
+)
+def test_groups_of_one_channel_and_one_group_of_all(groups, severity):
+    torch.manual_seed(0)
+    layers = [layer for number in groups for layer in (nn.Conv2d(16, 16, 1), nn.GroupNorm(number, 16))]
+    found = finding_of(nk.inspect(nn.Sequential(*layers), torch.randn(2, 16, 4, 4)), "C18")
+    assert (found and found.severity) == severity
+    if severity == "warning":
+        assert found.sites == ("3",)
+
+
+def test_one_number_of_groups_for_all_widths():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 1), nn.GroupNorm(8, 8)]
+    for _ in range(3):
+        layers += [nn.LazyConv2d(32, 1), nn.GroupNorm(8, 32)]
+    model, x = nn.Sequential(*layers), torch.randn(2, 3, 4, 4)
+    model(x)
+    assert finding_of(nk.inspect(model, x), "C18").severity == "note"

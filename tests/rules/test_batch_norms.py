@@ -189,7 +189,7 @@ def test_a_branch_that_a_gain_of_zero_has_closed():
         model[4].weight[3:] = 1.0
         model[7].running_var[:2] = 0.0
     found = finding_of(inspected(model), "C12")
-    assert (found.severity, found.sites) == ("note", ("7", "4"))
+    assert (found.severity, found.sites) == ("note", ("4", "7"))
     assert "4: of 8 channels 3 have a gain of 0, 0 a variance below eps" in found.evidence
     # A block that begins as the identity.
     model = network().eval()
@@ -223,7 +223,9 @@ def test_families_of_transformers_are_clean(family):
             module.momentum = 0.1
     big = Resized(model.train())
     found = nk.inspect(trained(big, rate=0.01).inner, x)
-    assert [each.rule for each in found.findings if each.severity != "note"] == []
+    # Its last layers see one pixel a sample: after 40 batches of 16 the statistics have not settled, as C9 says of 64.
+    true = ["C13"] if family == "MobileNetV2" else []
+    assert [each.rule for each in found.findings if each.severity != "note"] == true
     assert len(found.unrecognised) > 5
 
 

@@ -93,6 +93,9 @@ def running_batch_norm(
     if not specimen.has_running_statistics:
         return None
     training = specimen.in_mode(training=True)
+    for parameter in training.parameters.values():
+        # With a gain of 0 no input moves an output.
+        parameter.fill_(1.0)
     try:
         shared = _shared_axes(training, shape, generator)
     except (ShapeError, UnrecognisedError):

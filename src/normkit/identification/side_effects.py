@@ -97,6 +97,9 @@ def _difference(
         return "different", "in training mode the same input gives different outputs: it keeps a state"
     if same(first, in_eval):
         return "as in eval", "in training mode the output is the same, bit for bit"
+    for parameter in training.parameters.values():
+        # With a gain of 0 no input moves an output.
+        parameter.fill_(1.0)
     reach = coupling.reach(training, x.shape, generator)
     if reach is not None and reach[0] > 1:
         return "batch statistics", "in training mode the output is another: changing one sample moves the others"

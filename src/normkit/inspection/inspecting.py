@@ -24,10 +24,11 @@ from normkit.inspection.foldedness import foldedness
 from normkit.inspection.result import Inspection, facts_of, infer, judged
 from normkit.measurement import baseline
 from normkit.measurement.baseline import Baseline
-from normkit.measurement.batch_norms import DataStatistics
+from normkit.measurement.batch_norms import DataStatistics, change_of_modes
 from normkit.measurement.hooks import observed
 from normkit.measurement.intent import stock_intent
 from normkit.measurement.layout import block_of
+from normkit.measurement.modulation import find_modulations
 from normkit.measurement.patches import find_shared, patches
 from normkit.measurement.row_leakage import find_leaks
 from normkit.measurement.running import (
@@ -205,6 +206,7 @@ def inspect(
                 # The mask of a recording tells its samples, of an image its pixels: a norm has other rows.
                 mask, ids = token_mask(batch) if counts == "token" else None, token_ids(batch)
                 probe.batch(mask, ids)
+                data.batch(batch)
                 with ExitStack() as first_alone:
                     if index == 0:
                         selecting = partial(report, "selectable keys")
@@ -232,6 +234,8 @@ def inspect(
             for site in measured.sites(structure, gain_gradient_errors(structure.sites, dtypes))
         )
         leaks = find_leaks(model, structure, first)
+        modes = change_of_modes(model, structure, first, data)
+        modulations = find_modulations(model, structure, first)
     intended = stock_intent(model)
     facts = facts_of(
         model,
@@ -252,6 +256,8 @@ def inspect(
         intent=intended,
         baseline=declared,
         leaks=leaks,
+        modes=modes,
+        modulations=modulations,
         shared=find_shared(model, structure),
         patches=patches(model, dict.fromkeys((*paths, *(intended.specs if intended else ())))),
         row_scatter=row_scatter(model),

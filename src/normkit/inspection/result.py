@@ -22,9 +22,10 @@ from normkit.identification import offloading
 from normkit.inspection.first_text import KeySelection, Walk
 from normkit.inspection.foldedness import Foldedness
 from normkit.measurement.baseline import Baseline, DeclaredNorm, Values
-from normkit.measurement.batch_norms import DataStatistics, batch_norms
+from normkit.measurement.batch_norms import DataStatistics, ModeChange, batch_norms
 from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, Placement, Site
 from normkit.measurement.intent import Intent
+from normkit.measurement.modulation import Modulation
 from normkit.measurement.structure import Structure
 from normkit.measurement.training import Training
 from normkit.measurement.weights import recurring_outliers
@@ -61,6 +62,10 @@ class Inspection:
     """Modules that change scale like a norm and are none that a spec describes, with the reason; batch norms too."""
     batch_norms: tuple[BatchNorm, ...] = ()
     """The norms with running statistics, in forward order."""
+    modes: ModeChange | None = None
+    """The output with batch norms in training mode against evaluation mode; None where that was not tried."""
+    modulations: tuple[Modulation, ...] = ()
+    """Norms whose output is multiplied or shifted for each sample, as in a DiT; empty where none was seen."""
     selections: tuple[KeySelection, ...] = ()
     """Selectable keys of one text, one entry an attention call; empty if none was tried."""
     training: Training | None = None
@@ -132,6 +137,8 @@ def judged(facts: rules.Facts, **others: Any) -> Inspection:
         checks=checks,
         unrecognised=(*others_found, *handwritten),
         batch_norms=facts.batch_norms,
+        modes=facts.modes,
+        modulations=facts.modulations or (),
         training=facts.training,
         **{"walk": None, **others},
     )
@@ -225,4 +232,5 @@ def infer(inspection: Inspection, intent: Intent | None = None, *, source: str =
         placements=placements,
         final_norm=inspection.final_norm,
         others=tuple(path for path, _ in inspection.unrecognised),
+        batch_eps={norm.path: norm.eps for norm in inspection.batch_norms if math.isfinite(norm.eps)},
     )

@@ -89,6 +89,8 @@ class Baseline:
     """Path of the norm after the last block, or None."""
     others: tuple[str, ...] = ()
     """Paths of norms that no spec describes, such as batch norms."""
+    batch_eps: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """The eps of batch norms, by path."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`; all but the source."""
@@ -105,6 +107,7 @@ class Baseline:
             "placements": dict(self.placements),
             "norms": norms,
             "others": list(self.others),
+            **({"batch_eps": dict(self.batch_eps)} if self.batch_eps else {}),
         }
 
 
@@ -174,12 +177,17 @@ def read(path: Path) -> Baseline:
             raise InputError(f'"final_norm" must be a path or null, got {final_norm!r}')
         if not all(isinstance(other, str) for other in others):
             raise InputError(f'"others" must be paths, got {others!r}')
+        # Older files have none.
+        batch_eps = files.field({"batch_eps": {}, **values}, "batch_eps", dict)
+        for name in batch_eps:
+            files.field(batch_eps, name, float, "batch_eps")
         return Baseline(
             source=path.name,
             norms={name: _norm(name, norm) for name, norm in norms.items()},
             placements=placements,
             final_norm=final_norm,
             others=tuple(others),
+            batch_eps=batch_eps,
         )
     except (InputError, SpecError) as error:
         raise InputError(f"the intent file {path} is damaged: {error}; mend it, or have it written anew") from None

@@ -1,7 +1,8 @@
 """Norms with running statistics: those statistics, how one batch changes them, and what the user's data has instead.
 
 The data's statistics are counted where it enters each norm while the model runs in evaluation mode. Means and variances
-of single samples are added up, in two halves: their difference shows what sampling alone does.
+of single samples are added up, in two halves: their difference shows what sampling alone does. What training mode
+changes is seen on one batch: the output by the batch's statistics, the norms' inputs by dropout.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,14 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from normkit.identification.sites import NormSite, OtherNorm, is_within
-from normkit.identification.state import undisturbed
+from normkit.identification.state import buffers_kept, in_mode, undisturbed
 from normkit.measurement.facts import BatchNorm
-from normkit.measurement.hooks import Listener
+from normkit.measurement.hooks import Listener, observed
+from normkit.measurement.running import Batch, evaluating, first_of, rows, runner, tensors
+from normkit.measurement.structure import Structure
 
 # Far from the start 0, so that rounding does not count; enough rows for any axis.
 _MEAN, _SAMPLES, _LENGTH = 3.0, 4, 2
 _STEADY = 1e-3
 _SEED = 0
+# Dropout that changes nothing leaves rounding.
+_SAME = 1e-4
 
 
 def with_statistics(module: nn.Module) -> Any:
@@ -47,6 +54,8 @@ class _Channels:
         self.rows = torch.zeros(2, dtype=torch.float64)
         self.sums = torch.zeros(2, 3, channels, dtype=torch.float64)
         self.samples, self.call_rows = 0, 0
+        # Rows under a mask, and of these those of padding.
+        self.masked = [0, 0]
 
     def add(self, x: Tensor, axis: int, of_calls: bool) -> None:
         """Count a call's input; `of_calls` where all samples of a call share their statistics."""
@@ -76,6 +85,11 @@ class DataStatistics(Listener):
     def __init__(self, model: nn.Module, others: Sequence[OtherNorm]) -> None:
         self.sites: list[NormSite] = []
         """What `observed` has to tell of."""
+        self.dropout: dict[str, tuple[float, str]] = {}
+        """By path: `BatchNorm.dropout` and `BatchNorm.behind`."""
+        self.given, self.repeated = 0, 0
+        """Samples of the batches, and those that are equal to an earlier one of their batch."""
+        self._mask: Tensor | None = None
         self._counted: dict[str, _Channels] = {}
         self._shared: dict[str, Sequence[int]] = {}
         for other in others:
@@ -87,6 +101,19 @@ class DataStatistics(Listener):
                 self._counted[other.path] = _Channels(len(holder.running_mean))
                 self._shared[other.path] = reading.value["axes"]
 
+    def batch(self, batch: Batch) -> None:
+        """Tell of the next batch, before the model runs on it."""
+        if not self.sites:
+            return
+        samples = first_of(batch)
+        found = [value for name, value in tensors(batch) if name.endswith("mask") and value.dim() in (2, 3)]
+        # A mask that leaves nothing out is none, and one of (B, T, T) tells pairs.
+        found = [mask.bool() for mask in found if len(mask) == len(samples) and not bool(mask.all())]
+        self._mask = found[0].cpu() if len(found) == 1 else None
+        self.given += len(samples)
+        if samples.dim() > 1 and len(samples) > 1:
+            self.repeated += len(samples) - len(torch.unique(samples.flatten(1), dim=0))
+
     def before_site(self, site: NormSite, x: Tensor) -> None:
         """Count what enters a norm."""
         counted, shared = self._counted[site.path], self._shared[site.path]
@@ -95,6 +122,11 @@ class DataStatistics(Listener):
             # Hooks may run inside the mode that sees functions: it would look at each operation.
             with torch._C.DisableTorchFunction():
                 counted.add(x, axis, 0 in shared)
+                counted.masked = [a + b for a, b in zip(counted.masked, _padding(self._mask, x, axis), strict=True)]
+
+    def variance(self, path: str) -> Tensor:
+        """Variance of what entered a norm, of shape (channels,)."""
+        return self._counted[path].statistics(slice(0, 2), 0 in self._shared[path])[1]
 
     def of(self, path: str, mean: Tensor, variance: Tensor, eps: float) -> dict[str, Any]:
         """The fields of `BatchNorm` that tell of the data, against running statistics; none without data."""
@@ -120,7 +152,20 @@ class DataStatistics(Listener):
             "shift": float(whole[0][channel] - mean[channel]) / deviation,
             "stretch": float((whole[1][channel] + eps).sqrt()) / deviation,
             "sampling": float(halves.median()) / 2,
+            "repeated": self.repeated / self.given if self.given else math.nan,
+            "padding": counted.masked[1] / counted.masked[0] if counted.masked[0] else math.nan,
         }
+
+
+def _padding(mask: Tensor | None, x: Tensor, axis: int) -> tuple[int, int]:
+    """How many rows of a norm's input a mask tells of, and how many of these are padding; (0, 0) if it has others."""
+    places = [size for place, size in enumerate(x.shape) if place not in (0, axis)]
+    if mask is None or (len(places), len(x)) not in ((mask.dim() - 1, len(mask)), (0, mask.numel())):
+        return 0, 0
+    if places:
+        # Strides make fewer places of them.
+        mask = nn.functional.interpolate(mask[:, None].float(), places).bool()
+    return mask.numel(), int((~mask).sum())
 
 
 def _change(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], eps: float) -> Tensor:
@@ -136,40 +181,31 @@ def _change(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], eps: float
 def batch_norms(
     model: nn.Module, others: Sequence[OtherNorm], data: DataStatistics | None = None
 ) -> tuple[BatchNorm, ...]:
-    """The norms of a model that keep running statistics, in forward order, and then those with gains of 0.
+    """The norms of a model that keep running statistics, in forward order.
 
     Args:
         model: The model, in the modes that are to be told.
         others: Its norms that no spec describes.
         data: What was counted of the data, or None.
     """
-    known = {other.path: other.passport for other in others if other.passport.readings.get("batch") is not None}
-    # With gains of 0 a norm is constant in these channels, and may not be identified.
-    silent = [
-        path
-        for path, part in model.named_modules()
-        if with_statistics(part) is part
-        and not any(is_within(path, each) for each in known)
-        and isinstance(gain := getattr(part, "weight", None), Tensor)
-        and not gain.is_meta
-        and bool((gain == 0).any())
-    ]
     found = []
-    for path in (*known, *silent):
-        module, shape = model.get_submodule(path), known[path].shape if path in known else ()
-        holder, conventions = with_statistics(module), known[path].readings["batch"].value if path in known else {}
+    for other in others:
+        path, reading, shape = other.path, other.passport.readings.get("batch"), other.passport.shape
+        module = model.get_submodule(path)
+        holder, conventions = with_statistics(module), None if reading is None else reading.value
         if holder is None or conventions is None or holder.running_mean.is_meta:
             continue
         mean, variance = (part.detach().double().cpu() for part in (holder.running_mean, holder.running_var))
         gain, bias = getattr(holder, "weight", None), getattr(holder, "bias", None)
         parts = [part for part in (gain, bias) if isinstance(part, Tensor)]
         counted, eps = getattr(holder, "num_batches_tracked", None), float(conventions.get("eps", math.nan))
-        share, batches = _share(module, shape, conventions.get("axes", ())), -1
+        (share, correction), batches = _updates(module, shape, conventions["axes"]), -1
         if isinstance(counted, Tensor):
             batches = int(counted)
         left = (1 - share) ** batches if batches > 0 else math.nan
         is_moved = isinstance(bias, Tensor) and bool(bias.any())
         is_moved |= isinstance(gain, Tensor) and bool((gain != 1).any() and gain.any())
+        dropout, behind = (data.dropout if data is not None else {}).get(path, (math.nan, ""))
         found.append(
             BatchNorm(
                 path=path,
@@ -185,6 +221,10 @@ def batch_norms(
                 flat=int((variance < eps).sum()),
                 start_share=min(left / max(float(variance.median()), left), 1.0) if left > 0 else left,
                 eps_share=float((eps / (variance + eps)).median()),
+                correction=correction,
+                own_correction=float(conventions.get("correction", math.nan)),
+                dropout=dropout,
+                behind=behind,
                 **(data.of(path, mean, variance, eps if eps > 0 else 0.0) if data is not None else {}),
             )
         )
@@ -197,26 +237,135 @@ def _channel_axis(shape: Sequence[int], shared: Sequence[int], channels: int) ->
     return own[0] if len(own) == 1 else None
 
 
-def _share(module: nn.Module, shape: Sequence[int], shared: Sequence[int]) -> float:
-    """Share of the running mean that a batch replaces, seen on a copy; NaN where it changes, or the copy cannot run."""
+def _updates(module: nn.Module, shape: Sequence[int], shared: Sequence[int]) -> tuple[float, float]:
+    """`BatchNorm.share` and `BatchNorm.correction`, seen on a copy; NaN where they change, or the copy cannot run."""
     with undisturbed():
         try:
             trial = copy.deepcopy(module).cpu().double().train()
             holder = with_statistics(trial)
             axis = _channel_axis(shape, shared, len(holder.running_mean))
             if axis is None:
-                return math.nan
+                return math.nan, math.nan
             sizes = [size if place == axis else _LENGTH for place, size in enumerate(shape)]
             sizes[0] = _SAMPLES
-            generator, shares = torch.Generator().manual_seed(_SEED), []
+            generator = torch.Generator().manual_seed(_SEED)
+            shares, corrections = [], []
             holder.running_mean.zero_()
             for _ in range(2):
                 x = _MEAN + torch.randn(sizes, generator=generator, dtype=torch.float64)
-                before = holder.running_mean.clone()
+                before = holder.running_mean.clone(), holder.running_var.clone()
                 trial(x)
-                given = x.movedim(axis, 0).flatten(1).mean(1)
-                shares.append(float(((holder.running_mean - before) / (given - before)).median()))
+                rows = x.movedim(axis, 0).flatten(1)
+                given = rows.mean(1)
+                share = ((holder.running_mean - before[0]) / (given - before[0])).median()
+                shares.append(float(share))
+                entered = (holder.running_var - (1 - share) * before[1]) / share
+                # Statistics of single samples are averaged over samples.
+                counted = rows.shape[1] if 0 in shared else rows.shape[1] // _SAMPLES
+                if 0 not in shared:
+                    rows = x.movedim(axis, 1).flatten(2).movedim(1, 0)
+                squares = rows.var(-1, correction=0).reshape(len(given), -1).mean(1) * counted
+                corrections.append(float((counted - squares / entered).median()))
         # A class of one's own may refuse such a batch, and a SyncBatchNorm any on the CPU.
         except Exception:
-            return math.nan
-    return shares[0] if abs(shares[0] - shares[1]) < _STEADY else math.nan
+            return math.nan, math.nan
+    share = shares[0] if abs(shares[0] - shares[1]) < _STEADY else math.nan
+    correction = round(corrections[0]) if all(math.isfinite(each) for each in corrections) else math.nan
+    is_whole = all(abs(each - correction) < _STEADY for each in corrections)
+    return share, float(correction) if is_whole and not math.isnan(share) else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModeChange:
+    """The output of a model with its batch norms in training mode, against that in evaluation mode, for one batch."""
+
+    samples: int
+    """Samples of the batch."""
+    change: float
+    """Root mean square of the difference, over the larger of the two outputs' deviations across samples."""
+    sampling: float
+    """The same between the whole batch in training mode and each of its halves by itself: what so small a batch does.
+    """
+    decided: float
+    """Share of samples whose largest entry of the output is another; NaN where an output is no row of numbers."""
+
+
+def change_of_modes(model: nn.Module, structure: Structure, batch: Batch, data: DataStatistics) -> ModeChange | None:
+    """Run a batch with the batch norms in training mode and in evaluation mode, and all else in evaluation mode.
+
+    Four forward passes of the batch, or what the halves of it make of two. Parameters, buffers, modes and random
+    generators are left as they were. `data.dropout` is filled on the way.
+
+    Returns:
+        The change of the output; None without batch norms, for fewer than four samples, or where the model does not run
+        so.
+    """
+    modules = [model.get_submodule(site.path) for site in data.sites]
+    if not modules:
+        return None
+    found = None
+    # Not every model can be called in training mode: then that shows nothing.
+    with undisturbed(), evaluating(model), buffers_kept(model), torch.no_grad():
+        with suppress(Exception):
+            found = _change_of_output(model, modules, batch)
+        with suppress(Exception):
+            data.dropout = _dropout(model, modules, structure, batch)
+    return found
+
+
+def _change_of_output(model: nn.Module, modules: list[nn.Module], batch: Batch) -> ModeChange | None:
+    samples = len(first_of(batch))
+    half = samples // 2
+    if half < 2:
+        return None
+
+    def output(part: Batch) -> Tensor:
+        floating = [value for _, value in tensors(runner(model, part)()) if value.is_floating_point()]
+        return max(floating, key=lambda value: min(value.dim(), 2)).double().cpu()
+
+    evaluated = output(batch)
+    with ExitStack() as modes:
+        for module in modules:
+            modes.enter_context(in_mode(module, training=True))
+        trained = output(batch)
+        halves = torch.cat([output(rows(batch, 0, half)), output(rows(batch, half, samples))])
+    if evaluated.dim() < 2 or len(evaluated) != samples or not evaluated.shape == trained.shape == halves.shape:
+        return None
+    size = max(float(each.var(0, correction=0).mean().sqrt()) for each in (evaluated, trained))
+    if not size > 0 or not math.isfinite(size):
+        return None
+    other = evaluated.argmax(1) != trained.argmax(1)
+    return ModeChange(
+        samples=samples,
+        change=float((trained - evaluated).square().mean().sqrt()) / size,
+        sampling=float((halves - trained).square().mean().sqrt()) / size,
+        decided=float(other.double().mean()) if evaluated.dim() == 2 and evaluated.shape[1] > 1 else math.nan,
+    )
+
+
+def _dropout(
+    model: nn.Module, modules: list[nn.Module], structure: Structure, batch: Batch
+) -> dict[str, tuple[float, str]]:
+    """By path of the batch norm: the ratio that is `BatchNorm.dropout`, and the last dropout that was called before."""
+    plain, dropped = DataStatistics(model, structure.others), DataStatistics(model, structure.others)
+    with observed(model, plain.sites, (), (), plain):
+        runner(model, batch)()
+    torch.manual_seed(_SEED)
+    with in_mode(model, training=True), ExitStack() as modes, observed(model, dropped.sites, (), (), dropped):
+        for module in modules:
+            modes.enter_context(in_mode(module, training=False))
+        runner(model, batch)()
+    last, before = "", dict[str, str]()
+    for call in structure.called.modules:
+        module = model.get_submodule(call.path)
+        if getattr(module, "p", 0) and isinstance(module, nn.modules.dropout._DropoutNd):
+            last = call.path
+        before.setdefault(call.path, last)
+    found = {}
+    for site in plain.sites:
+        one, other = plain.variance(site.path), dropped.variance(site.path)
+        ratios = (other / one).sqrt()[(one > 0) & other.isfinite()]
+        ratio = float(ratios.median()) if len(ratios) else math.nan
+        named = next((each for path, each in before.items() if is_within(path, site.path)), "")
+        found[site.path] = (ratio, named if abs(ratio - 1) > _SAME else "")
+    return found

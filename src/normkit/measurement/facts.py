@@ -230,6 +230,11 @@ class BatchNorm:
     """Channels whose running variance is below eps."""
     eps_share: float
     """eps over running variance + eps, of the median channel."""
+    correction: float
+    """The c in the sum of squares over N - c that a batch of N numbers a channel adds to its running variance: 1 in
+    PyTorch, 0 in flax; NaN where `share` is, or where it is no whole number."""
+    own_correction: float
+    """The same of the variance that it divides by in training: 0 nearly everywhere; NaN where it is not known."""
     start_share: float
     """Share of the median channel's running variance that is left of the 1 before the first counted batch; NaN where
     no batch was counted, or `share` is not known."""
@@ -253,6 +258,15 @@ class BatchNorm:
     sampling: float = math.nan
     """The change that the sampling of the data alone would make, of the median channel: half of that between one half
     of the samples and the other. NaN for a single sample."""
+    repeated: float = math.nan
+    """Share of the samples of the data that are equal, bit for bit, to an earlier one of their batch."""
+    padding: float = math.nan
+    """Share of the rows that entered it that a mask of the batch tells to be padding; NaN without such a mask."""
+    dropout: float = math.nan
+    """Deviation of what enters with the rest of the model in training mode, over that in evaluation mode, of the median
+    channel: 1 unless dropout is in front. NaN where it was not tried."""
+    behind: str = ""
+    """Path of the last dropout that was called before it, where `dropout` is not 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

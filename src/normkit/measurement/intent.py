@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from normkit import reference
 from normkit.checkpoint.build_model import KEY, quiet_libraries, recorded, replay
@@ -55,6 +56,8 @@ class Intent:
     """Groups of paths whose norms share a parameter in the stock class."""
     declared: frozenset[str] = frozenset()
     """Paths whose spec is declared for their class, so that it does not depend on code in memory."""
+    batch_eps: Mapping[str, float] = field(default_factory=dict)
+    """The eps of the batch norms of PyTorch in the stock class, by path."""
 
 
 def stock_intent(model: nn.Module) -> Intent | None:
@@ -78,7 +81,9 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
         return None
     here, there = dict(model.named_modules()), dict(stock.named_modules())
     norms = _norms(stock)
-    if not norms or 2 * sum(path in here for path in norms) < len(norms):
+    batch_eps = {path: module.eps for path, module in there.items() if isinstance(module, _BatchNorm)}
+    paths = {*norms, *batch_eps}
+    if not paths or 2 * sum(path in here for path in paths) < len(paths):
         return None
     # Another class, or no module although the enclosing module is there.
     replaced = [
@@ -102,6 +107,7 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
         features={path: norm.features for path, norm in norms.items() if norm.features is not None},
         tied=tuple({frozenset(paths): None for paths in owners.values() if len(paths) > 1}),
         declared=frozenset(path for path, norm in norms.items() if norm.is_declared),
+        batch_eps=batch_eps,
     )
 
 

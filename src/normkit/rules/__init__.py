@@ -9,11 +9,13 @@ epsilon.py          A: the size and the place of eps, eps of the dtype, lost in 
 arithmetic.py       A: the divisor, homogeneity, cancellation, degenerate rows
 gain.py             B: the 1 of a 1 + weight gain
 values.py           B: the numbers of gains and biases
+modulation.py       B: scale and shift that a condition gives
 parameters.py       B: start, decay, training and gradient of gains and biases
 lost_updates.py     B: 16-bit parameters whose updates are lost in rounding
 axes.py             C: axes, heads
 coupling.py         C: time, batch, padding, ranks
 batch_norms.py      C: statistics of batch norms, frozen and dead ones
+batch_statistics.py C: what these statistics are of: modes, eps, divisors, dropout, padding
 placement.py        D: where the norms sit
 wiring.py           D: what was declared, norms used twice, norms that overwrite
 precision.py        E: 16-bit statistics, overflow, NaN, differences between processes
@@ -37,6 +39,7 @@ from normkit.rules import (
     axes,
     backend,
     batch_norms,
+    batch_statistics,
     coupling,
     data,
     depth,
@@ -46,6 +49,7 @@ from normkit.rules import (
     interventions,
     lost_updates,
     meant,
+    modulation,
     optimizer_steps,
     parameters,
     placement,
@@ -62,8 +66,8 @@ from normkit.text import counted
 __all__ = ["RULES", "Facts", "Rule", "check", "ranked"]
 
 _GROUPS = (
-    *(meant, epsilon, arithmetic, gain, values, parameters, lost_updates),
-    *(axes, coupling, batch_norms, placement, wiring, precision, backend),
+    *(meant, epsilon, arithmetic, gain, values, modulation, parameters, lost_updates),
+    *(axes, coupling, batch_norms, batch_statistics, placement, wiring, precision, backend),
     *(dynamics, depth, optimizer_steps, data, interventions, stepping),
 )
 RULES: tuple[Rule, ...] = tuple(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from normkit.conventions.rows import Rows
 from normkit.identification.passport import Passport
 from normkit.measurement.facts import Site
-from normkit.rules.facts import Facts
+from normkit.rules.facts import Facts, place_of
+from normkit.rules.finding import Severity
 from normkit.rules.rule import NO_BASELINE, Case, Outcome, Rule, hit
 from normkit.text import counted
+
+_SEVERAL = 2
 
 
 @Rule(
@@ -126,5 +129,52 @@ def mixed_heads(facts: Facts) -> Outcome:
     return hit(cases, f"{counted(len(cases), 'norm')} of queries or keys over another number of heads than declared")
 
 
-RULES = (wrong_axis, mixed_heads)
+@Rule(
+    id="C18",
+    title="Groups of one channel, or one group of all",
+    severity="warning",
+    threshold=(
+        "a group norm whose groups are single channels, or whose only group is the whole sample, beside at least two "
+        "group norms of the same name that have several groups of several channels, and other numbers of both "
+        "(warning); else a note"
+    ),
+    source="Wu & He 2018, arXiv:1803.08494, section 3.1: one group is layer norm, as many as channels instance norm",
+    why=(
+        "A number of groups that was written for another width splits otherwise: 32 groups of 32 channels are an "
+        "instance norm, which forgets how strong a channel is; a single group is a layer norm over the sample. Any "
+        "number that divides the channels is accepted."
+    ),
+    remedy=(
+        "give the number of groups that the config says, or fix the channels of a group in place of the groups",
+        "if it is meant so, write it into the intent file",
+    ),
+    confirm="module.num_groups beside module.num_channels",
+    looks_at=("norms",),
+)
+def odd_groups(facts: Facts) -> Outcome:
+    """Group norms by name that are instance norms or layer norms by what they do."""
+    named = [
+        site
+        for site in facts.sites
+        if "group" in site.class_name.lower() and site.spec.rows.are_samples and site.gain is not None
+    ]
+    kinds = {site.path: (site.spec.rows.groups, site.gain.size) for site in named if site.gain is not None}
+    odd = {path: groups for path, (groups, channels) in kinds.items() if channels > 1 and groups in (1, channels)}
+    known = {path for path in odd if facts.declared(path) is not None or facts.is_stock(path)}
+    cases = []
+    for path, groups in odd.items():
+        channels = kinds[path][1]
+        like = [kinds[other] for other in kinds if other not in odd and place_of(other) == place_of(path)]
+        # One number for all norms, of groups or of the channels of one, splits the narrow ones so by design.
+        is_by_number = any(groups == other or channels * other == groups * all_of for other, all_of in like)
+        words = f"{counted(groups, 'group')} of {counted(channels // groups, 'channel')}"
+        if len(like) >= _SEVERAL and not is_by_number:
+            words += f"; {counted(len(like), 'other norm')} of its name have several groups of several"
+        if path not in known:
+            severity: Severity = "warning" if len(like) >= _SEVERAL and not is_by_number else "note"
+            cases.append(Case(path, severity, words))
+    return hit(cases, f"{len(cases)} of {counted(len(kinds), 'group norm')} with one group, or one channel a group")
+
+
+RULES = (wrong_axis, mixed_heads, odd_groups)
 """The rules of this file."""

@@ -13,9 +13,11 @@ from typing import Literal
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sites import OtherNorm
 from normkit.measurement.baseline import Baseline, DeclaredNorm
+from normkit.measurement.batch_norms import ModeChange
 from normkit.measurement.effects import HandwrittenNorm
 from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, Site, Spectrum
 from normkit.measurement.intent import Intent
+from normkit.measurement.modulation import Modulation
 from normkit.measurement.patches import InputHook, Patch, Sharing
 from normkit.measurement.row_leakage import Leak
 from normkit.measurement.training import Training
@@ -62,7 +64,12 @@ class Facts:
     shared: Mapping[str, Sharing] = field(default_factory=dict)
     """Norms that serve several places, by path."""
     batch_norms: tuple[BatchNorm, ...] = ()
-    """Norms with running statistics, in forward order, and then those with gains of 0 that are no norm as they are."""
+    """Norms with running statistics, in forward order."""
+    modes: ModeChange | None = None
+    """The output with batch norms in training mode against evaluation mode; None where that was not tried."""
+    modulations: tuple[Modulation, ...] | None = None
+    """What is done to the output of norms for each sample; None where that was not tried, or samples have no conditions
+    of their own."""
     called: frozenset[str] = frozenset()
     """Paths of the modules that a forward pass called; empty where that was not seen."""
     patches: tuple[Patch, ...] | None = None

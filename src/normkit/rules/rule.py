@@ -136,6 +136,7 @@ class Case:
     """One place that deviates: one line of a finding."""
 
     path: str
+    """"" for the model as a whole, which has a name then."""
     severity: Severity
     words: str
     """The deviation; the line is the name of the place, a colon and these words."""
@@ -157,7 +158,7 @@ def hit(cases: Sequence[Case], measured: str, noun: str = "norm") -> Hit | None:
     telling = sorted(cases, key=lambda case: -case.effect)
     return Hit(
         severity=worst([case.severity for case in cases]),
-        sites=tuple(dict.fromkeys(case.path for case in cases)),
+        sites=tuple(dict.fromkeys(case.path for case in cases if case.path)),
         measured=measured,
         evidence=evidence_lines([case.line for case in telling], noun),
     )

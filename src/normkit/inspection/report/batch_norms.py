@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from normkit.show.grouping import grouped
 from normkit.show.parts import Column, Fact, Section, Table
-from normkit.text import counted, percent_spread
+from normkit.text import counted, percent_spread, spread
 
 if TYPE_CHECKING:
     from normkit.inspection.result import Inspection
@@ -42,6 +42,8 @@ _COLUMNS = (
         "ones, in its deviations",
     ),
     Column("largest", "largest", percent_spread, "the same of the channel that moves most"),
+    Column("shift", "mean off", spread, "there, the data's mean less the running one, in running deviations"),
+    Column("stretch", "deviation", spread, "there, the data's deviation over the running one"),
     Column("sampling", "sampling", percent_spread, "how far so few samples alone would move the median channel"),
     Column("eps_share", "eps share", percent_spread, "of variance + eps, in the median channel"),
     Column("dead", "gains 0", _counts, "channels that leave as the bias alone"),
@@ -95,6 +97,8 @@ def _row(norm: BatchNorm) -> list[str | Sequence[float]]:
         "training" if norm.is_live else "evaluation",
         _known(norm.change),
         _known(norm.largest_change),
+        _known(norm.shift),
+        _known(norm.stretch),
         _known(norm.sampling),
         _known(norm.eps_share),
         [norm.zero_gains],
