@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers as tf
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 _ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -276,6 +277,21 @@ def saved(name: str, folder: Path) -> Path:
         values = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "feature_size": 1, "sampling_rate": 16_000}
         values |= {"do_normalize": True, "padding_value": 0.0, "return_attention_mask": True}
     (folder / "preprocessor_config.json").write_text(json.dumps(values))
+    return folder
+
+
+def saved_clip(folder: Path) -> Path:
+    """CLIP with both towers, its processor and a tokenizer of single characters."""
+    model: Any = other_model("CLIP, both towers")[0]
+    model.save_pretrained(folder)
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, **{chr(code): code - 93 for code in range(97, 123)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    size = {"height": 32, "width": 32}
+    images = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 32}, "crop_size": size}
+    (folder / "preprocessor_config.json").write_text(json.dumps({**images, "processor_class": "CLIPProcessor"}))
     return folder
 
 

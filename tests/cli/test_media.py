@@ -11,7 +11,7 @@ from click.testing import Result
 from PIL import Image
 
 from helpers import refused
-from media_models import saved, write_wave
+from media_models import saved, saved_clip, write_wave
 
 # Each runs the command on a whole model.
 pytestmark = pytest.mark.slow
@@ -66,6 +66,28 @@ def test_a_training_step_on_images(vit: Path, run: Run, tmp_path: Path) -> None:
     assert 'id="batch-norms"' in Path("normkit-out/resnet/report.html").read_text(encoding="utf-8")
     line = refused(run("inspect", vit, "--train-step", "--no-report"))
     assert "ViTModel has no loss that its input alone gives; leave out --train-step" in line
+
+
+def test_images_and_text_at_once(run: Run, tmp_path: Path) -> None:
+    folder = saved_clip(tmp_path / "clip")
+    done = run("inspect", folder, "--no-report")
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.stdout.split())
+    assert "whole and in quarters, each with a piece of demo text: 300 tokens; rows are patches at 5 norms" in text
+    assert "11 norms looked at" in text
+    Image.new("RGB", (50, 40), (200, 10, 10)).save(tmp_path / "a.png")
+    (tmp_path / "words").write_text("a few words")
+    done = run("inspect", folder, "--images", tmp_path, "--text", tmp_path / "words", "--json", "--no-report")
+    model = json.loads(done.stdout)["model"]
+    assert (model["source"], model["tokens"]) == (f"a.png of {tmp_path.name}, with a piece of words", 11)
+
+    def line(*arguments: object) -> str:
+        return refused(run("inspect", folder, *arguments, "--no-report"))
+
+    assert "reads no audio: give --images or --text in place of --audio" in line("--audio", tmp_path)
+    (folder / "preprocessor_config.json").unlink()
+    for arguments in ((), ("--images", tmp_path)):
+        assert "it has no preprocessor_config.json; save the processor of the model beside it" in line(*arguments)
 
 
 def test_files_that_cannot_be_used(vit: Path, whisper: Path, run: Run, tmp_path: Path) -> None:

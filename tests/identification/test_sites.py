@@ -322,6 +322,42 @@ def test_what_normalizes_otherwise_is_named():
     assert not any("\n" in reason for reason in reasons)
 
 
+class ActivatedBatchNorm(nn.BatchNorm2d):
+    """With its activation inside, as timm has it."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.act = nn.SiLU()
+
+    def forward(self, x):
+        return self.act(super().forward(x))
+
+
+class ActivatedRMSNorm(nn.Module):
+    """By hand, so that no function of a norm is seen."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.weight, self.act = nn.Parameter(torch.ones(features)), nn.ReLU()
+
+    def forward(self, x):
+        return self.act(self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+
+
+def test_norms_with_an_activation_inside_are_named():
+    model = nn.Sequential(ActivatedBatchNorm(8), ActivatedRMSNorm(4), nn.Conv2d(8, 8, 1)).eval()
+    sites, others = sites_of(model, torch.randn(2, 8, 4, 4))
+    assert sites == ()
+    assert [(each.path, each.passport.verdict) for each in others] == [("0", "batch"), ("1", "norm")]
+    assert others[0].reason.startswith("ActivatedBatchNorm: batch norm: in training mode, ")
+    assert others[0].reason.endswith("; SiLU follows")
+    assert others[1].reason.startswith("ActivatedRMSNorm: y = weight * x / sqrt(mean(x^2) + 1e-06)")
+    assert others[1].reason.endswith("; ReLU follows")
+    assert others[0].passport.readings["batch"].value["eps"] == 1e-5
+    # The parts are where they were.
+    assert [type(part) for part in model.modules()].count(nn.SiLU) == 1
+
+
 def test_shapes_that_carry_no_rows_and_rows_without_a_batch():
     model = nn.Sequential(nn.LayerNorm(8))
     for shape in ((0, 8), (8,), (1, 1, 8), (2, 0, 8)):

@@ -14,7 +14,7 @@ from PIL import Image
 from media_models import write_wave
 from normkit.checkpoint.loading import LoadedModel
 from normkit.errors import InputError, ModelError
-from normkit.measurement.media import from_images, from_sound
+from normkit.measurement.media import from_images, from_sound, with_text
 
 RATE = 16_000
 
@@ -40,7 +40,7 @@ class Hears:
 class Model(torch.nn.Module):
     dtype, main_input_name, config = torch.float32, "pixel_values", SimpleNamespace(is_encoder_decoder=False)
 
-    def forward(self, pixel_values: Any = None, input_values: Any = None) -> None: ...
+    def forward(self, pixel_values: Any = None, input_values: Any = None, input_ids: Any = None) -> None: ...
 
 
 def loaded(processor: Any, reads: str = "pixel_values") -> LoadedModel:
@@ -49,6 +49,58 @@ def loaded(processor: Any, reads: str = "pixel_values") -> LoadedModel:
     return LoadedModel(
         model=model, tokenizer=None, name="tiny", architecture="Model", path=Path(), notes=(), processor=processor
     )
+
+
+class WithText:
+    """A processor that puts what it was given into the ids."""
+
+    tokenizer = SimpleNamespace(decode=lambda ids: {7: "<start>", 8: "<end>"}[ids[0]])
+
+    def __init__(self, **marks: str) -> None:
+        self.texts: list[str] = []
+        self.__dict__ |= marks
+
+    def __call__(self, *, text: list[str], images: Any = None, audio: Any = None, **_: Any) -> dict[str, torch.Tensor]:
+        self.texts += text
+        assert len(text) == len(images or audio) == 1
+        return {"input_ids": torch.zeros(1, 3, dtype=torch.long), "pixel_values": torch.zeros(1, 3, 2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("marks", "config", "beginning"),
+    [
+        ({}, {}, "0123"),
+        ({"image_token": "<image>"}, {}, "<image>0123"),
+        ({"image_token": "<image>", "boi_token": "<begin>"}, {}, "<begin>0123"),
+        ({"image_token": "<pad>"}, {"vision_start_token_id": 7, "vision_end_token_id": 8}, "<start><pad><end>0123"),
+    ],
+    ids=["none", "LLaVA", "Gemma 3", "Qwen2.5-VL"],
+)
+def test_an_image_stands_where_the_processor_has_its_mark(
+    marks: dict[str, str], config: dict[str, int], beginning: str
+) -> None:
+    processor = WithText(**marks)
+    given = loaded(processor)
+    given.model.config = SimpleNamespace(**config)
+    made = with_text(given, "0123456789" * 40, "words")
+    assert len(made.batches) == len(processor.texts)
+    assert processor.texts[0].startswith(beginning)
+    # Each image has a piece of its own, and the text begins anew behind its end.
+    assert [text.rpartition(">")[2] for text in processor.texts[:3]] == [
+        *(("0123456789" * 40)[:256], ("0123456789" * 40)[256:]),
+        ("0123456789" * 40)[:256],
+    ]
+    assert made.source.endswith(", each with a piece of words")
+
+
+def test_sound_beside_text_has_a_rate() -> None:
+    processor = WithText(audio_token="<sound>")
+    with pytest.raises(ModelError, match="expected a feature extractor with a sampling rate, found None"):
+        with_text(loaded(processor), "words", "words", sound=())
+    processor.feature_extractor = Hears()
+    made = with_text(loaded(processor), "words", "words", sound=())
+    assert processor.texts == ["<sound>words"]
+    assert made.source == "a synthesized signal of 6 s at 16,000 Hz, with a piece of words"
 
 
 def heard(*files: Path) -> list[list[float]]:

@@ -8,6 +8,7 @@ are replaced again.
 
 from __future__ import annotations
 
+import inspect as signatures
 import warnings
 from dataclasses import dataclass
 from os import PathLike
@@ -48,8 +49,15 @@ class LoadedModel:
     notes: tuple[str, ...]
     """Parts that did not fit while loading, one line each."""
     processor: Any = None
-    """The image processor or the feature extractor of transformers for a model that reads images or sound; the reason,
-    as text, if it cannot be loaded."""
+    """The image processor or the feature extractor of transformers for a model that reads images or sound, or the
+    processor of one that reads text beside them; the reason, as text, if it cannot be loaded."""
+
+
+def media_beside(model: Any) -> str:
+    """What a model reads beside token ids: pixel_values, input_features or input_values; "" for any other model."""
+    takes = signatures.signature(model.forward).parameters
+    known = (each for each in ("pixel_values", "input_features", "input_values") if each in takes)
+    return next(known, "") if "input_ids" in takes else ""
 
 
 def load_model(
@@ -88,7 +96,8 @@ def load_model(
     with quiet_libraries():
         built, notes = _built(path, values, files, dtype, text_only=text_only, offload=offload)
         tokenizer, tokenizer_note = _tokenizer(path)
-        processor = None if built.model.main_input_name == "input_ids" else _processor(path, built.model)
+        beside = media_beside(built.model)
+        processor = _processor(path, built.model) if beside or built.model.main_input_name != "input_ids" else None
     return LoadedModel(
         model=built.model,
         tokenizer=tokenizer,
@@ -230,21 +239,25 @@ def _processor(folder: Path, model: Any) -> Any:
     """What makes a model's input of images or of sound; if it cannot be loaded, the reason."""
     import transformers
 
-    is_image = model.main_input_name == "pixel_values"
+    beside = media_beside(model)
+    is_image = "pixel_values" in (model.main_input_name, beside)
     named: dict[str, Any] = {}
     for file in (PROCESSOR, "processor_config.json"):
         if (folder / file).is_file():
             found = read_json(folder / file)
             part = found.get("image_processor" if is_image else "feature_extractor", found)
-            named |= part if isinstance(part, dict) else {}
+            named |= {**found, **part} if isinstance(part, dict) else {}
     if not named:
         return f"it has no {PROCESSOR}; save the processor of the model beside it"
     if sizes := [size for key in ("size", "crop_size", "pad_size") for size in _sizes(named.get(key)) if size > _SIDE]:
         return f"its {PROCESSOR} asks for images of {sizes[0]} pixels a side, expected at most {_SIDE}; correct it"
+    if (length := named.get("image_seq_length")) and not 0 < length <= _SIDE:
+        return f"its processor makes {length} tokens of an image, expected at most {_SIDE}; correct it"
     kind = str(named.get("image_processor_type") or named.get("feature_extractor_type") or "")
     if named.get("auto_map") and not hasattr(transformers, kind.removesuffix("Fast")):
         return "its processor is code that comes with the model, which is never run; give a processor of transformers"
     auto = transformers.AutoImageProcessor if is_image else transformers.AutoFeatureExtractor
+    auto = transformers.AutoProcessor if beside else auto
     try:
         return auto.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # each processor checks its values in its own way
@@ -254,6 +267,9 @@ def _processor(folder: Path, model: Any) -> Any:
 
 
 def _sizes(size: Any) -> list[int]:
+    if isinstance(size, dict) and "shortest_edge" in size:
+        # A limit from above beside it, in some processors as an area, makes no image larger.
+        size = {key: value for key, value in size.items() if key != "longest_edge"}
     values = size.values() if isinstance(size, dict) else size if isinstance(size, list) else [size]
     return [value for value in values if isinstance(value, int)]
 

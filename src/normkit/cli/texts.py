@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from normkit import demo
-from normkit.checkpoint.loading import LoadedModel, load_model
-from normkit.errors import InputError
+from normkit.checkpoint.loading import LoadedModel, load_model, media_beside
+from normkit.errors import InputError, ModelError
 from normkit.measurement import media, texts
 from normkit.measurement.texts import Batches
 
@@ -114,7 +115,9 @@ def batches_for(
     """
     main = loaded.model.main_input_name
     reads = {"input_ids": "--text", "pixel_values": "--images", "input_features": "--audio", "input_values": "--audio"}
-    option = reads.get(main)
+    option, beside = reads.get(main), reads.get(media_beside(loaded.model))
+    if beside is not None:
+        return _beside_text(loaded, path, words, beside, length, max_tokens, batch_size, images, sound)
     if option is None:
         raise InputError(
             f"{loaded.architecture} reads {main}, which no option gives; run nk.inspect(model, batches) on your own"
@@ -123,9 +126,48 @@ def batches_for(
         if is_given and given != option:
             raise InputError(f"{loaded.architecture} reads {main}: give {option} in place of {given}")
     if option == "--images":
-        return media.from_images(loaded, images, batch_size=batch_size)
+        return media.from_images(loaded, images, batch_size=batch_size, words=demo.text())
     if option == "--audio":
         return media.from_sound(loaded, sound, words=demo.text())
+    return _text(loaded, path, words, length=length, max_tokens=max_tokens, batch_size=batch_size)
+
+
+def _beside_text(
+    loaded: LoadedModel,
+    path: str | None,
+    words: str | None,
+    option: str,
+    length: int | None,
+    max_tokens: int,
+    batch_size: int,
+    images: Path | None,
+    sound: Sequence[Path],
+) -> Batches:
+    """What a model of text with images or sound in it is run on: both, or the text alone if that is what was given."""
+    wrong = "--audio" if option == "--images" else "--images"
+    if sound if wrong == "--audio" else images is not None:
+        raise InputError(f"{loaded.architecture} reads no {wrong[2:]}: give {option} or --text in place of {wrong}")
+    is_given = images is not None or bool(sound)
+    is_usable = loaded.processor is not None and not isinstance(loaded.processor, str)
+    if is_given or (path is None and is_usable):
+        name = "demo text" if path is None else "stdin" if path == "-" else Path(path).name
+        return media.with_text(
+            loaded, words or demo.text(), name, images=images, sound=None if option == "--images" else sound
+        )
+    try:
+        batches = _text(loaded, path, words, length=length, max_tokens=max_tokens, batch_size=batch_size)
+        texts.check_runs(loaded.model, batches.batches[0])
+    except ModelError as error:
+        if path is not None or is_usable:
+            raise
+        raise ModelError(f"{loaded.name} reads text with {option[2:]}: {loaded.processor}") from error
+    remark = "" if path is not None else f"; no {option[2:]} beside it: {loaded.processor}"
+    return replace(batches, source=batches.source + remark)
+
+
+def _text(
+    loaded: LoadedModel, path: str | None, words: str | None, *, length: int | None, max_tokens: int, batch_size: int
+) -> Batches:
     is_own = path is not None and words is not None
     name = "demo text" if path is None else "stdin" if path == "-" else Path(path).name
     return texts.batches_for(

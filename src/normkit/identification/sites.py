@@ -7,6 +7,7 @@ such modules are sites of their own.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -128,16 +129,25 @@ def _module_site(finder: Finder, call: ModuleCall, module: nn.Module) -> NormSit
         # It may round its input to the dtype of its parameters, and be a norm of the rounded input.
         rounding = finder.examined(module, call.path, call.input_shape, held.pop())
         found = rounding if rounding is not None and rounding.passport.spec is not None else found
+    class_name, behind = type(module).__name__, ""
+    is_told = found.passport.spec is not None or found.passport.verdict in ("batch", "gated", "adaptive")
+    if not is_told and (bare := _without_parts(module)) is not None:
+        # An activation that a norm holds, as timm's have it.
+        inner = finder.examined(bare, call.path, call.input_shape)
+        if inner is not None and _is_norm(inner.passport):
+            names = [type(part).__name__ for part in module.children()]
+            found, behind = inner, f"; {' and '.join(names)} follow{'s' if len(names) == 1 else ''}"
     passport, spec, affine = found.passport, found.passport.spec, found.affine
-    if passport.verdict not in ("norm", "batch", "gated", "adaptive") and not passport.readings.keys() & _NORM_LIKE:
+    if not _is_norm(passport):
         return None
-    class_name = type(module).__name__
+    if behind and spec is not None:
+        return OtherNorm(path=call.path, reason=f"{class_name}: {spec}{behind}", passport=passport)
     # A hook sees one of two inputs, and the norm is that of their sum.
     if spec is None or "residual" in passport.readings:
         kind = {"batch": "batch norm: ", "gated": "gated norm: "}.get(passport.verdict, "")
         named = (passport.readings[name] for name in (*_TELLING, "kind") if name in passport.readings)
         seen = next(reading.evidence[0] for reading in named if reading.evidence)
-        return OtherNorm(path=call.path, reason=f"{class_name}: {kind}{seen}", passport=passport)
+        return OtherNorm(path=call.path, reason=f"{class_name}: {kind}{seen}{behind}", passport=passport)
     if call.tensors > 1:
         reason = f"gated or adaptive norm: called with {call.tensors} tensors; on the first alone it is {spec}"
         return OtherNorm(path=call.path, reason=f"{class_name}: {reason}", passport=passport)
@@ -167,6 +177,21 @@ def _module_site(finder: Finder, call: ModuleCall, module: nn.Module) -> NormSit
         bias=bias,
         parameters=parameters,
     )
+
+
+def _is_norm(passport: Passport) -> bool:
+    return passport.verdict in ("norm", "batch", "gated", "adaptive") or bool(passport.readings.keys() & _NORM_LIKE)
+
+
+def _without_parts(module: nn.Module) -> nn.Module | None:
+    """A module with numbers of its own, with its parts without numbers taken out; None for any other."""
+    parts = list(module.children())
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if not own or not parts or any(True for part in parts for _ in (*part.parameters(), *part.buffers())):
+        return None
+    bare = copy.copy(module)
+    bare.__dict__["_modules"] = {name: nn.Identity() for name in module._modules}
+    return bare
 
 
 def _function_site(call: FunctionCall) -> NormSite | None:

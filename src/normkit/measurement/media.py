@@ -1,4 +1,4 @@
-"""What a model of images or of sound is run on: the user's files, photographs that are installed, or a signal."""
+"""What a model of images or sound, with text or alone, is run on: files, installed photographs, or a signal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
 from normkit.errors import InputError, ModelError
-from normkit.measurement.texts import Batches
+from normkit.measurement.texts import Batches, context_length
 from normkit.text import clipped, counted, typed_line
 
 if TYPE_CHECKING:
@@ -26,23 +26,40 @@ MOST_FILES = 64
 _MOST_PIXELS = 100_000_000
 _MOST_SECONDS = 30
 _SIGNAL_SECONDS = 6
+# Characters of the text beside an image or a recording.
+_PIECE = 256
 # What a decoder of words is given beside a sound.
 _WORDS = 64
 
 
-def from_images(loaded: LoadedModel, folder: Path | None, *, batch_size: int) -> Batches:
+def from_images(loaded: LoadedModel, folder: Path | None, *, batch_size: int, words: str = "") -> Batches:
     """Images as the model's own processor makes its input of them.
 
     Args:
         loaded: A model that reads pixel_values.
         folder: Holds images; None takes the photographs that scikit-learn and matplotlib bring, whole and in quarters.
         batch_size: Images a batch.
+        words: What a decoder reads, as in `from_sound`.
 
     Raises:
         InputError: If there is no image, or one cannot be read.
         ModelError: If the processor is missing, or fails.
     """
     _require_processor(loaded, "images", "an image processor")
+    images, source = _pictures(folder)
+    batches = [
+        _with_words(
+            loaded,
+            _processed(loaded, f"images {start + 1} and following", images[start : start + batch_size]),
+            words,
+        )
+        for start in range(0, len(images), batch_size)
+    ]
+    return Batches(batches=tuple(batches), source=source, decode=None)
+
+
+def _pictures(folder: Path | None) -> tuple[list[Image], str]:
+    """The images of a folder, or photographs that are installed; and what they are, in words."""
     files = _photographs() if folder is None else _files(folder, IMAGES, "images", "--images FOLDER")
     if not files:
         raise InputError("no photographs are installed; give --images FOLDER")
@@ -55,17 +72,10 @@ def from_images(loaded: LoadedModel, folder: Path | None, *, batch_size: int) ->
             half, lower = image.width // 2, image.height // 2
             corners = [(left, top, left + half, top + lower) for left in (0, half) for top in (0, lower)]
             images += [image.crop(corner) for corner in corners]
-    batches = [
-        _processed(loaded, f"images {start + 1} and following", images[start : start + batch_size])
-        for start in range(0, len(images), batch_size)
-    ]
-    if folder is None:
-        source = (
-            f"{counted(len(taken), 'photograph')} ({', '.join(file.name for file in taken)}), whole and in quarters"
-        )
-    else:
-        source = f"{_some(taken, files)} of {folder.resolve().name or folder}"
-    return Batches(batches=tuple(batches), source=source, decode=None)
+    if folder is not None:
+        return images, f"{_some(taken, files)} of {folder.resolve().name or folder}"
+    names = ", ".join(file.name for file in taken)
+    return images, f"{counted(len(taken), 'photograph')} ({names}), whole and in quarters"
 
 
 def from_sound(loaded: LoadedModel, given: Sequence[Path], *, words: str = "") -> Batches:
@@ -82,26 +92,84 @@ def from_sound(loaded: LoadedModel, given: Sequence[Path], *, words: str = "") -
         ModelError: If the feature extractor is missing, or fails.
     """
     _require_processor(loaded, "sound", "a feature extractor")
-    rate = getattr(loaded.processor, "sampling_rate", None)
-    if not isinstance(rate, int) or not 1000 <= rate <= 200_000:
-        raise ModelError(
-            f"{loaded.name}: expected a feature extractor with a sampling rate, found {rate!r}; correct it"
-        )
+    rate = _rate(loaded, loaded.processor)
+    sounds, source = _sounds(given, rate)
+    batches = tuple(
+        _with_words(loaded, _processed(loaded, name, sound, sampling_rate=rate), words) for name, sound in sounds
+    )
+    return Batches(batches=batches, source=source, decode=None)
+
+
+def _sounds(given: Sequence[Path], rate: int) -> tuple[list[tuple[str, np.ndarray[Any, Any]]], str]:
+    """Names and samples of recordings, or of the signal; and what they are, in words."""
     if not given:
-        batch = _processed(loaded, "the signal", _signal(rate), sampling_rate=rate)
-        source = f"a synthesized signal of {_SIGNAL_SECONDS} s at {rate:,} Hz"
-        return Batches(batches=(_with_words(loaded, batch, words),), source=source, decode=None)
+        return [("the signal", _signal(rate))], f"a synthesized signal of {_SIGNAL_SECONDS} s at {rate:,} Hz"
     files = [
         file
         for path in given
         for file in (_files(path, (".wav",), ".wav files", "--audio FILE.wav") if path.is_dir() else [path])
     ]
     taken = files[:MOST_FILES]
-    batches = tuple(
-        _with_words(loaded, _processed(loaded, file.name, _wave(file, rate), sampling_rate=rate), words)
-        for file in taken
-    )
-    return Batches(batches=batches, source=f"{_some(taken, files)} at {rate:,} Hz", decode=None)
+    return [(file.name, _wave(file, rate)) for file in taken], f"{_some(taken, files)} at {rate:,} Hz"
+
+
+def with_text(
+    loaded: LoadedModel, words: str, name: str, *, images: Path | None = None, sound: Sequence[Path] | None = None
+) -> Batches:
+    """Images or recordings as the model's own processor puts them into a text, one beside a piece of it in each batch.
+
+    Args:
+        loaded: A model that reads token ids, and pixel_values, input_features or input_values beside them.
+        words: The text, which is cut into as many pieces as there are images or recordings, of 256 characters each.
+        name: What to call it.
+        images: As `folder` of `from_images`.
+        sound: As `given` of `from_sound`; None for a model of images.
+
+    Raises:
+        InputError: If an image or a recording cannot be read.
+        ModelError: If the processor is missing, or fails.
+    """
+    _require_processor(loaded, "text with images" if sound is None else "text with sound", "a processor")
+    processor = loaded.processor
+    media: list[tuple[str, dict[str, Any]]]
+    if sound is None:
+        pictures, source = _pictures(images)
+        media = [(f"image {place}", {"images": [picture]}) for place, picture in enumerate(pictures, 1)]
+    else:
+        extractor = getattr(processor, "feature_extractor", None)
+        rate = _rate(loaded, extractor)
+        sounds, source = _sounds(sound, rate)
+        key = next((key for key in ("audio", "audios") if key in signatures.signature(processor).parameters), "audio")
+        media = [(place, {key: [samples], "sampling_rate": rate}) for place, samples in sounds]
+    # A processor puts as many tokens as an image needs where its mark stands; others expect no mark.
+    marks = [
+        getattr(processor, each, None) for each in ("boi_token", "image_token" if sound is None else "audio_token")
+    ]
+    mark = next((str(each) for each in marks if each), "")
+    tokenizer = getattr(processor, "tokenizer", None)
+    ends = [getattr(loaded.model.config, f"vision_{side}_token_id", None) for side in ("start", "end")]
+    if mark and sound is None and tokenizer is not None and all(isinstance(end, int) for end in ends):
+        mark = mark.join(str(tokenizer.decode([end])) for end in ends)
+    # Without a mark, image and text are read apart, and the text is cut to what its tower takes.
+    most = context_length(loaded.model, tokenizer)
+    options: dict[str, Any] = {} if mark or most is None else {"truncation": True, "max_length": most}
+    pieces = [words[start : start + _PIECE] for start in range(0, max(len(words), 1), _PIECE)]
+    batches = []
+    for place, (what, given) in enumerate(media):
+        text = mark + pieces[place % len(pieces)]
+        batches.append(_processed(loaded, what, needed="input_ids", text=[text], **given, **options))
+    decode = None if tokenizer is None else lambda token: str(tokenizer.decode([token]))
+    each = "each " if len(media) > 1 else ""
+    return Batches(batches=tuple(batches), source=f"{source}, {each}with a piece of {name}", decode=decode)
+
+
+def _rate(loaded: LoadedModel, extractor: Any) -> int:
+    rate = getattr(extractor, "sampling_rate", None)
+    if not isinstance(rate, int) or not 1000 <= rate <= 200_000:
+        raise ModelError(
+            f"{loaded.name}: expected a feature extractor with a sampling rate, found {rate!r}; correct it"
+        )
+    return rate
 
 
 def _require_processor(loaded: LoadedModel, what: str, kind: str) -> None:
@@ -154,12 +222,12 @@ def _image(file: Path) -> Image:
         raise InputError(f"cannot read the image {file}: {words}; take it out, or save it again") from error
 
 
-def _processed(loaded: LoadedModel, what: str, given: Any, **options: Any) -> dict[str, Any]:
+def _processed(loaded: LoadedModel, what: str, *given: Any, needed: str = "", **options: Any) -> dict[str, Any]:
     """What the processor returns, without what the model does not take."""
     takes = signatures.signature(loaded.model.forward).parameters
     try:
         with quiet_libraries():
-            made = loaded.processor(given, return_tensors="pt", **options)
+            made = loaded.processor(*given, return_tensors="pt", **options)
     except Exception as error:  # each processor fails in its own way
         words = clipped(typed_line(error), 160)
         raise ModelError(f"{type(loaded.processor).__name__} of {loaded.name} failed on {what}: {words}") from error
@@ -167,10 +235,11 @@ def _processed(loaded: LoadedModel, what: str, given: Any, **options: Any) -> di
     batch = {
         key: value.to(dtype) if value.is_floating_point() else value for key, value in made.items() if key in takes
     }
-    if loaded.model.main_input_name not in batch:
+    needed = needed or loaded.model.main_input_name
+    if needed not in batch:
         raise ModelError(
             f"{type(loaded.processor).__name__} of {loaded.name} gives {', '.join(made)}, the model reads "
-            f"{loaded.model.main_input_name}; save the model's own processor beside it"
+            f"{needed}; save the model's own processor beside it"
         )
     return batch
 

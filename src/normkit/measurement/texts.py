@@ -103,7 +103,9 @@ def check_runs(model: Any, batch: dict[str, Tensor]) -> None:
     from normkit.measurement.running import rows, runner, tensors
 
     is_text = batch.keys() <= {"input_ids", "attention_mask", "decoder_input_ids"}
-    few = {key: value[:, :_SHORTEST_REST] for key, value in batch.items()} if is_text else rows(batch, 0)
+    # An image beside text has rows of its own.
+    few = {key: value[:, :_SHORTEST_REST] for key, value in batch.items()} if is_text else batch
+    few = rows(batch, 0) if not is_text and "input_ids" not in batch else few
     try:
         with torch.no_grad():
             runner(model, few)()

@@ -160,10 +160,10 @@ def describe(inspection: Inspection) -> Report:
 
 
 def _rows(inspection: Inspection) -> str:
-    """What the norms see of images or of sound; nothing where they see tokens."""
-    if inspection.model.unit == "token" or not inspection.sites:
-        return ""
+    """What the norms see of images or of sound; nothing where all see tokens."""
     kinds = Counter(site.row for site in inspection.sites).most_common()
+    if not kinds or (inspection.model.unit == "token" and kinds == [("token", len(inspection.sites))]):
+        return ""
     if len(kinds) == 1:
         return f"; one row of a norm is one {kinds[0][0]}"
     each = (f"{counted(0, kind).removeprefix('0 ')} at {counted(count, 'norm')}" for kind, count in kinds)
