@@ -186,6 +186,19 @@ def test_running_statistics(module, shape, axes):
     assert torch.allclose(passport(x), module(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("zeros", [slice(0, 1), slice(2, None), slice(None)], ids=["first", "most", "all"])
+def test_a_batch_norm_with_gains_of_0(zeros):
+    module = trained(nn.BatchNorm2d(4), (2, 4, 6, 6))
+    with torch.no_grad():
+        module.weight[zeros] = 0
+    passport = identify(module, (2, 4, 6, 6))
+    assert (passport.verdict, passport.readings["batch"].value["axes"]) == ("batch", [0, 2, 3])
+    assert torch.equal((passport.weight.flatten() == 0).expand(4), module.weight == 0)
+    # With all of them 0, training mode has the same output.
+    output = passport.readings["training"].value["output"]
+    assert output == ("batch statistics" if module.weight.any() else "as in eval")
+
+
 @pytest.mark.parametrize(
     ("norm", "shape", "axes"),
     [

@@ -118,6 +118,37 @@ def test_a_cumulative_average_has_no_share():
     assert math.isnan(measured(nn.BatchNorm1d(4, momentum=None), drawn(8, 4)).share)
 
 
+@pytest.mark.parametrize(
+    ("norm", "x", "correction"),
+    [
+        (nn.BatchNorm1d(4), drawn(8, 4), 1),
+        (nn.BatchNorm2d(4), drawn(8, 4, 3, 3), 1),
+        (nn.InstanceNorm2d(4, track_running_stats=True), drawn(8, 4, 3, 3), 1),
+        (OfKeras(4, momentum=0.99), drawn(8, 4), 1),
+        (LastAxis(4), drawn(8, 3, 4), 1),
+        (nn.BatchNorm1d(4, momentum=0.0), drawn(8, 4), math.nan),
+    ],
+)
+def test_the_divisor_of_the_variance_that_is_gathered(norm, x, correction):
+    found = measured(norm, x)
+    assert found.correction == pytest.approx(correction, nan_ok=True)
+    assert found.own_correction == 0
+
+
+def test_padding_by_masks_of_other_lengths():
+    x = drawn(2, 3, 8)
+    norm = nn.BatchNorm1d(3)
+    model = nn.Sequential(norm).eval()
+    structure = survey(model, lambda: model(x))
+    for length, share in ((8, 0.25), (16, 0.25), (4, 0.25)):
+        data = DataStatistics(model, structure.others)
+        # Half of the second sample is padding, whatever the stride between mask and rows.
+        data.batch({"x": x, "padding_mask": torch.arange(length) < torch.tensor([[length], [length // 2]])})
+        with observed(model, data.sites, (), (), data):
+            model(x)
+        assert batch_norms(model, structure.others, data)[0].padding == share
+
+
 def test_what_the_norm_holds():
     norm = nn.BatchNorm1d(4, eps=1e-3)
     found = measured(norm, drawn(8, 4))

@@ -50,10 +50,11 @@ class _Channels:
     """Sums over samples of one channel each, of shape (channels,), in two halves of the samples."""
 
     def __init__(self, channels: int) -> None:
+        self.channels = channels
         # For each half: rows; rows times the mean; times the variance and the squared mean.
-        self.rows = torch.zeros(2, dtype=torch.float64)
+        self.rows = [0, 0]
         self.sums = torch.zeros(2, 3, channels, dtype=torch.float64)
-        self.samples, self.call_rows = 0, 0
+        self.samples, self.call_rows, self.call_samples = 0, 0, 0
         # Rows under a mask, and of these those of padding.
         self.masked = [0, 0]
 
@@ -61,7 +62,10 @@ class _Channels:
         """Count a call's input; `of_calls` where all samples of a call share their statistics."""
         rows = x.detach().movedim(axis, 1).flatten(2) if x.dim() > 2 else x.detach().movedim(axis, 1)[..., None]
         variance, mean = torch.var_mean(rows if rows.dtype == torch.float64 else rows.float(), -1, correction=0)
-        variance, mean = variance.double().cpu(), mean.double().cpu()
+        if mean.device.type == "mps":
+            # It has no float64.
+            variance, mean = variance.cpu(), mean.cpu()
+        variance, mean, self.sums = variance.double(), mean.double(), self.sums.to(mean.device)
         length = rows.shape[-1]
         for half in (0, 1):
             mine = slice((half + self.samples) % 2, None, 2)
@@ -71,10 +75,11 @@ class _Channels:
         self.samples += len(mean)
         seen = length * (len(mean) if of_calls else 1)
         self.call_rows = min(self.call_rows or seen, seen)
+        self.call_samples = min(self.call_samples or len(mean), len(mean))
 
     def statistics(self, halves: slice, of_calls: bool) -> tuple[Tensor, Tensor]:
         """Mean and variance of the channels, as the norm would have them in training."""
-        mean, within, square = self.sums[halves].sum(0) / self.rows[halves].sum()
+        mean, within, square = self.sums[halves].sum(0).cpu() / sum(self.rows[halves])
         between = square - mean.square() if of_calls else 0.0
         return mean, (within + between).clamp_min(0.0)
 
@@ -117,12 +122,16 @@ class DataStatistics(Listener):
     def before_site(self, site: NormSite, x: Tensor) -> None:
         """Count what enters a norm."""
         counted, shared = self._counted[site.path], self._shared[site.path]
-        axis = _channel_axis(x.shape, shared, counted.sums.shape[-1])
+        axis = _channel_axis(x.shape, shared, counted.channels)
         if axis is not None and x.numel():
             # Hooks may run inside the mode that sees functions: it would look at each operation.
             with torch._C.DisableTorchFunction():
                 counted.add(x, axis, 0 in shared)
                 counted.masked = [a + b for a, b in zip(counted.masked, _padding(self._mask, x, axis), strict=True)]
+
+    def forget(self, path: str) -> None:
+        """Count anew what enters a norm."""
+        self._counted[path] = _Channels(self._counted[path].channels)
 
     def variance(self, path: str) -> Tensor:
         """Variance of what entered a norm, of shape (channels,)."""
@@ -144,8 +153,9 @@ class DataStatistics(Listener):
         deviation = float((variance[channel] + eps).sqrt())
         return {
             "samples": counted.samples,
-            "rows": int(counted.rows.sum()),
+            "rows": sum(counted.rows),
             "call_rows": counted.call_rows,
+            "call_samples": counted.call_samples if of_calls else 0,
             "change": float(change.median()),
             "largest_change": float(change[channel]),
             "channel": channel,

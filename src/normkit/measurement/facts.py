@@ -244,6 +244,8 @@ class BatchNorm:
     """Numbers a channel that were seen, all samples together."""
     call_rows: int = 0
     """Numbers a channel in the smallest call."""
+    call_samples: int = 0
+    """Samples in the smallest call, whose statistics they share; 0 where each has its own, or no data was seen."""
     change: float = math.nan
     """How far the output moves where the statistics of the data replace the running ones, of the median channel: root
     mean square over the larger of the two outputs' deviations, both without gain and bias."""

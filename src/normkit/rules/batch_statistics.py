@@ -24,6 +24,8 @@ _FEWEST_ROWS = 64
 _EPS_SHARE = 0.1
 _FEWEST, _MOST = 3, 0.75
 _HALF = 0.5
+NO_PAUSE = NotChecked("no run is interrupted to evaluate: nk.inspect tells, on a batch of its data")
+"""The answer of a rule that takes a pass in the other mode."""
 
 
 @Rule(
@@ -56,6 +58,8 @@ def other_output(facts: Facts) -> Outcome:
     if not facts.batch_norms:
         return None
     modes = facts.modes
+    if facts.training is not None:
+        return NO_PAUSE
     if modes is None or not any(norm.is_gathered for norm in facts.batch_norms):
         return NO_STATISTICS
     change = math.sqrt(max(0.0, modes.change**2 - modes.sampling**2))
@@ -205,7 +209,7 @@ def _count(correction: float) -> str:
 def variance_shift(facts: Facts) -> Outcome:
     """The variance that enters each batch norm with dropout on, against that with dropout off."""
     if facts.batch_norms and all(math.isnan(norm.dropout) for norm in facts.batch_norms):
-        return NotChecked("the model was not seen in training mode")
+        return NO_PAUSE if facts.training is not None else NotChecked("the model did not run in training mode")
     cases = []
     for norm in facts.batch_norms:
         shift = norm.dropout**2 - 1

@@ -16,6 +16,7 @@ from normkit.measurement.instruments import Instruments
 from normkit.measurement.row_counters import GRADIENT_SUMS, Table, Tables
 from normkit.measurement.structure import Structure
 from normkit.reference import HALF
+from normkit.watching.batch_norms import RunStatistics
 from normkit.watching.inputs import INPUTS, InputRecorder
 from normkit.watching.loop import LOOP, LoopRecorder
 from normkit.watching.parameters import (
@@ -85,6 +86,7 @@ class StepRecorder:
         self.reports = CopyQueue()
         """Of each measured step the packed tables of all processes."""
         self.instruments = Instruments(model, self.layout, self.tables)
+        self.batch_norms = RunStatistics(model, structure.others, self.instruments.listens, self.failures)
         tensors = [parameter.tensor for parameter in self.parameters]
         self._shares = torch.tensor(shares, dtype=self.tables["steps"].dtype, device=self._device)
         self._sampler = UpdateSampler(tensors, self._device)
@@ -114,12 +116,14 @@ class StepRecorder:
     def install(self, given: nn.Module) -> None:
         """Put the hooks into the model, given as the loop calls it, and into the optimizers."""
         self.instruments.install()
+        self.batch_norms.install()
         self._inputs.install(given)
         self.loop.install()
 
     def remove(self) -> None:
         """Take the hooks out; the model is as it was."""
         self.instruments.remove()
+        self.batch_norms.remove()
         self._inputs.remove()
         self.loop.remove()
 
@@ -132,6 +136,7 @@ class StepRecorder:
             self.failures.is_rehearsal = False
             self.instruments.live = False
             self.tables.clear()
+            self.batch_norms.begin_step()
             self.instruments.sentinel.zero_()
 
     def begin_call(self, args: Sequence[object], kwargs: Mapping[str, Any], *, is_inner: bool) -> None:

@@ -207,6 +207,7 @@ class Watch:
         if self._recorder is not None:
             self._messages.guarded("a step", self._record_step, self._recorder, loss)
             self._recorder.instruments.on = (self._step + 1) % self._every == 0
+            self._recorder.batch_norms.begin_step()
         elif self._step == 0 and self._first_call is not None:
             self.remark(f"the model was not called before the end of the first step, or {LATE}")
         self._step += 1

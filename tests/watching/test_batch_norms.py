@@ -1,0 +1,81 @@
+"""Batch norms in a run: what entered them in the newest measured step, against the running statistics before it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normkit as nk
+from helpers import finding_of
+
+CHANNELS = 6
+
+# Each test trains a network.
+pytestmark = pytest.mark.slow
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, CHANNELS, 3), nn.BatchNorm2d(CHANNELS), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(CHANNELS, 2)).train()
+
+
+def images(seed: int, count: int) -> Tensor:
+    return torch.randn(count, 3, 12, 12, generator=torch.Generator().manual_seed(seed))
+
+
+def run(model: nn.Module, count: int = 16, steps: int = 41, size: float = 1.0, parts: int = 1) -> nk.Inspection:
+    """Train with a measurement every 20 steps; the last step is one."""
+    optimizer = torch.optim.SGD((each for each in model.parameters() if each.requires_grad), lr=0.05)
+    with nk.watch(model, optimizer, every=20, say=lambda _: None) as watch:
+        for step in range(steps):
+            optimizer.zero_grad()
+            for x in images(step, count).chunk(parts):
+                loss = nn.functional.cross_entropy(model(size * x), (x.mean((1, 2, 3)) > 0).long())
+                loss.backward()
+            watch.step(loss)
+            optimizer.step()
+        return watch.inspection()
+
+
+def test_statistics_are_those_of_the_newest_measured_step():
+    model = network()
+    # The step before the last leaves the statistics and weights that the last one meets.
+    before = copy.deepcopy(model)
+    run(before, steps=40)
+    found = run(model)
+    (norm,) = found.batch_norms
+    x = before[0](images(40, 16)).detach().double()
+    mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+    running, deviation = before[1].running_mean.double(), (before[1].running_var.double() + 1e-5).sqrt()
+    assert (norm.samples, norm.call_samples, norm.rows) == (16, 16, 16 * 10 * 10)
+    # Sums of float32 convolutions.
+    assert norm.shift == pytest.approx(float(((mean - running) / deviation)[norm.channel]), rel=1e-4, abs=1e-5)
+    assert norm.stretch == pytest.approx(float(((variance + 1e-5).sqrt() / deviation)[norm.channel]), rel=1e-4)
+    assert [each.rule for each in found.findings if each.rule in ("C7", "C9")] == []
+    assert not model[1]._forward_pre_hooks
+
+
+def test_calls_of_a_step_count_together():
+    (norm,) = run(network(), parts=2).batch_norms
+    assert (norm.samples, norm.call_samples, norm.rows) == (16, 8, 1600)
+
+
+def test_batches_of_two_samples():
+    found = finding_of(run(network(), count=2, steps=3), "C7")
+    assert (found.severity, found.sites) == ("warning", ("1",))
+    # 200 pixels are enough by their number.
+    assert found.evidence == ("1: normalizes by 2 samples at a time",)
+    assert finding_of(run(network(), count=4, steps=3), "C7") is None
+
+
+def test_frozen_statistics_of_other_data():
+    model = network()
+    run(model)
+    model[1].eval().requires_grad_(False)
+    assert finding_of(run(model), "C9") is None
+    found = finding_of(run(model, size=4.0), "C9")
+    assert (found.severity, found.sites) == ("warning", ("1",))
