@@ -1,7 +1,8 @@
-"""Modules whose parameters accelerate reads, from disk or memory, for each call: between calls they hold no values.
+"""Modules whose parameters are set for each call: between calls they hold no values.
 
-accelerate replaces the forward of such a module. Before a call it sets the parameters, afterwards it moves them to the
-meta device again. The hook that does so, and the mapping that it reads from, lie at the module as `_hf_hook`.
+accelerate reads them from disk or memory. It replaces the forward of such a module; the hook that does so, and the
+mapping that it reads from, lie at the module as `_hf_hook`. Parameters that are spread over processes are gathered in
+the same way, by `gathered`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normkit.identification.sharding import fully_sharded, is_distributed, unwrapped
+
+_GATHERING = "_normkit_gathering"
+_DISTRIBUTED = "torch.distributed."
+
 
 class Stored(NamedTuple):
     """A parameter that lies elsewhere between calls."""
@@ -25,8 +31,8 @@ class Stored(NamedTuple):
 
 
 def offload_hooks(module: nn.Module) -> list[Any]:
-    """The hooks of accelerate that read the module's own parameters for each call, if it is not in a call now."""
-    hook: Any = vars(module).get("_hf_hook")
+    """The hooks that set the module's own parameters for each call, but for those of modules in memory."""
+    hook: Any = vars(module).get(_GATHERING) or vars(module).get("_hf_hook")
     return [each for each in getattr(hook, "hooks", (hook,)) if getattr(each, "offload", False) and each.weights_map]
 
 
@@ -77,6 +83,68 @@ def in_memory(module: nn.Module) -> Iterator[None]:
         for part, hook, parameters in held:
             hook.offload = True
             part._parameters.update(parameters)
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """While this lasts, a model whose parameters are spread over processes computes in each what it does in one.
+
+    In place of `fully_shard` and tensor parallelism, the parameters of each module are gathered for each call of it.
+    All processes must make the same calls, in the same order. Other models are left as they are.
+    """
+    for wrapped in fully_sharded(model):
+        wrapped.reshard()
+    spread = [part for part in model.modules() if any(map(is_distributed, part._parameters.values()))]
+    if not spread:
+        yield
+        return
+    held = [(part, dict(part._parameters)) for part in spread]
+    tables = ("_forward_pre_hooks", "_forward_hooks")
+    hooks = [(part, name, getattr(part, name)) for part in model.modules() for name in tables]
+    with unwrapped(model):
+        try:
+            for part, name, table in hooks:
+                others = {key: hook for key, hook in table.items() if not str(hook.__module__).startswith(_DISTRIBUTED)}
+                setattr(part, name, type(table)(others))
+            for part, parameters in held:
+                gathering = _Gathering(parameters)
+                vars(part)[_GATHERING] = gathering
+                gathering.clear(part)
+                part.register_forward_pre_hook(gathering.fill)
+                part.register_forward_hook(gathering.clear, always_call=True)
+            yield
+        finally:
+            for part, parameters in held:
+                vars(part).pop(_GATHERING, None)
+                part._parameters.update(parameters)
+            for part, name, table in hooks:
+                setattr(part, name, table)
+
+
+class _Gathering(dict[str, nn.Parameter]):
+    """The distributed parameters of one module by name; reading one gathers it."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter | None]) -> None:
+        super().__init__({name: each for name, each in parameters.items() if each is not None and is_distributed(each)})
+        self.offload, self.weights_map = True, self
+
+    def __getitem__(self, name: str) -> Any:
+        whole: Any = super().__getitem__(name)
+        return whole.full_tensor()
+
+    def __deepcopy__(self, _memo: object) -> None:
+        """A copy of the module has parameters of its own."""
+
+    def fill(self, module: nn.Module, _args: object) -> None:
+        """Give the module its parameters."""
+        for name in self if self.offload else ():
+            module._parameters[name] = nn.Parameter(self[name], requires_grad=False)
+
+    def clear(self, module: nn.Module, *_of_call: object) -> None:
+        """Take them away again."""
+        for name, each in self.items() if self.offload else ():
+            empty = torch.empty(each.shape, dtype=each.dtype, device="meta")
+            module._parameters[name] = nn.Parameter(empty, requires_grad=each.requires_grad)
 
 
 def _read(hook: Any, name: str, parameter: Tensor) -> Tensor:

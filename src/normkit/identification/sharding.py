@@ -73,34 +73,39 @@ def whole(
         for name, parameter in part._parameters.items()
         if is_distributed(parameter)
     ]
-    wrapped = [part for part in module.modules() if _is_fully_sharded(part)]
-    outside = [_unwrap(part) for part in wrapped]
+    with unwrapped(module):
+        try:
+            for part, name, parameter in held:
+                part._parameters[name] = nn.Parameter(value(parameter).detach(), requires_grad=False)
+            yield
+        finally:
+            for part, name, parameter in held:
+                part._parameters[name] = parameter
+
+
+@contextmanager
+def unwrapped(module: nn.Module) -> Iterator[None]:
+    """While this lasts, a module and its parts have the classes that they had before `fully_shard`, and can be copied.
+
+    Hooks of `fully_shard` stay.
+    """
+    wrapped = [(part, type(part), dict(vars(part))) for part in fully_sharded(module)]
     try:
-        for part, name, parameter in held:
-            part._parameters[name] = nn.Parameter(value(parameter).detach(), requires_grad=False)
+        for part, wrapper, attributes in wrapped:
+            for name in attributes:
+                if name.startswith(_STATE):
+                    del vars(part)[name]
+            # Its class is itself, its mark, then the original.
+            part.__class__ = wrapper.__mro__[2]
         yield
     finally:
-        for part, (wrapper, states) in zip(wrapped, outside, strict=True):
+        for part, wrapper, attributes in wrapped:
             part.__class__ = wrapper
-            part.__dict__.update(states)
-        for part, name, parameter in held:
-            part._parameters[name] = parameter
-
-
-def _unwrap(part: nn.Module) -> tuple[type[nn.Module], dict[str, Any]]:
-    """Undo what `fully_shard` does to a module, which then refuses to be copied; returns what it was."""
-    wrapper, states = type(part), {}
-    for name in [name for name in vars(part) if name.startswith(_STATE)]:
-        states[name] = vars(part).pop(name)
-    # Its class is itself, its mark, then the original.
-    part.__class__ = wrapper.__mro__[2]
-    return wrapper, states
+            vars(part).update({name: value for name, value in attributes.items() if name.startswith(_STATE)})
 
 
 def fully_sharded(model: nn.Module) -> Iterator[Any]:
     """The modules on which `fully_shard` was called."""
-    return (module for module in model.modules() if _is_fully_sharded(module))
-
-
-def _is_fully_sharded(module: nn.Module) -> bool:
-    return any(each.__name__ == "FSDPModule" for each in type(module).__mro__)
+    for module in model.modules():
+        if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
+            yield module

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit.errors import InputError
-from normkit.identification.offloading import parameters
+from normkit.identification.offloading import gathered, parameters
 from normkit.identification.sharding import local
 from normkit.identification.sites import chosen
 from normkit.inspection.first_text import TokenRow, key_selections
@@ -133,7 +133,9 @@ def inspect(
 
     The model runs in evaluation mode without gradients and is left as it was, also after an exception.
     Statistics are streamed: nothing of the size of an activation is kept. Which keys are selectable is judged on the
-    first text alone.
+    first text alone. Parameters that accelerate offloads are read for each call. Those that `fully_shard` or tensor
+    parallelism spreads over processes are gathered for each call, in the dtype in which they are kept: all processes
+    must call it with the same batches, and each gets what one process gets of the whole model.
 
     Args:
         model: A transformer or another network with norms, on any device.
@@ -165,6 +167,23 @@ def inspect(
         >>> inspect(model, {"input": torch.randn(2, 5, 8)}).sites[0].path
         '1'
     """
+    with gathered(model):
+        return _inspected(
+            model, batches, name=name, source=source, decode=decode, site=site, intent=intent, progress=progress
+        )
+
+
+def _inspected(
+    model: nn.Module,
+    batches: Any,
+    *,
+    name: str,
+    source: str,
+    decode: Callable[[int], str] | None,
+    site: str | None,
+    intent: Path | str | Baseline | None,
+    progress: Progress | None,
+) -> Inspection:
     stream = (arguments(model, batch) for batch in batches_of(batches))
     first = next(stream, None)
     if first is None:
