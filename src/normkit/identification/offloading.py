@@ -109,9 +109,9 @@ def gathered(model: nn.Module) -> Iterator[None]:
             for part, parameters in held:
                 gathering = _Gathering(parameters)
                 vars(part)[_GATHERING] = gathering
-                gathering.clear(part)
+                gathering.drop(part)
                 part.register_forward_pre_hook(gathering.fill)
-                part.register_forward_hook(gathering.clear, always_call=True)
+                part.register_forward_hook(gathering.drop, always_call=True)
             yield
         finally:
             for part, parameters in held:
@@ -140,7 +140,7 @@ class _Gathering(dict[str, nn.Parameter]):
         for name in self if self.offload else ():
             module._parameters[name] = nn.Parameter(self[name], requires_grad=False)
 
-    def clear(self, module: nn.Module, *_of_call: object) -> None:
+    def drop(self, module: nn.Module, *_of_call: object) -> None:
         """Take them away again."""
         for name, each in self.items() if self.offload else ():
             empty = torch.empty(each.shape, dtype=each.dtype, device="meta")
