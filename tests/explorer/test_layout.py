@@ -13,7 +13,7 @@ from normkit.explorer.exploration import explore
 
 pytestmark = pytest.mark.browser
 
-SCENES = ["three", "four", "model", "clusters", "gradient", "depth"]
+SCENES = ["three", "four", "model", "clusters", "gradient", "attention", "depth"]
 SIZES = [(320, 640), (768, 1024), (1280, 800), (3840, 2160)]
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
 # Elements that stick out to the right of the window, but for those inside something that scrolls by itself.

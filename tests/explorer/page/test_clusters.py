@@ -42,3 +42,24 @@ def test_each_panel_has_the_sets_of_its_norm(pictures):
     assert "contrast" in layer & rms
     assert "contrast" not in batch
     assert "ink" in batch
+
+
+def test_below_each_panel_stand_the_means_and_lengths_of_its_points(modules, page_data):
+    places = modules.run(
+        """async (data) => {
+          const { compute } = await load("computation.js");
+          const { frame } = await load("frames.js");
+          const { startFrom } = await load("state.js");
+          const state = startFrom({ scene: "clusters", cloud: "clusters", stage: 2, eps: 0 });
+          const box = { x: 0, y: 0, width: 128, height: 100 };
+          return frame(state, compute(state, data)).panels.map(({ strip }) =>
+            strip(box).filter(({ type }) => type === "marker").map(({ x, y }) => [x, y > 50]));
+        }""",
+        page_data,
+    )
+    means, lengths = (np.array([[x for x, below in panel if below == wanted] for panel in places]) for wanted in (0, 1))
+    assert means.shape == lengths.shape == (3, 48)
+    # BatchNorm, LayerNorm, RMSNorm: 0, in the middle of its line, is every mean of LayerNorm alone.
+    assert (np.ptp(means, axis=1) < 1e-9).tolist() == [False, True, False]
+    assert means[1] == pytest.approx(np.full(48, 64))
+    assert (np.ptp(lengths, axis=1) < 1e-9).tolist() == [False, True, True]

@@ -19,6 +19,7 @@ SHOWN = {
     "model": ["model", "site", "modes", "colour", *NORM],
     "clusters": [*NORM, *VECTORS],
     "gradient": ["modes", "cloud", *NORM, *VECTORS, "upstream"],
+    "attention": ["modes", *NORM, "query", "size"],
     "depth": ["depth", "spread", "layer", "seed", "residual"],
 }
 NASTY = "<img src=x onerror=alert(1)>"

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.browser
 
 STAGES = [0, 0.5, 1.5, 2, 3.5, 4]
 MODES = {"three": 5, "four": 5, "gradient": 5}
-SCENES = ["three", "four", "clusters", "gradient", "depth"]
+SCENES = ["three", "four", "clusters", "gradient", "attention", "depth"]
 ALL_MODES = ["layer", "rms", "batch", "length", "plane"]
 
 

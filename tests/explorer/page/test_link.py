@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.browser
 
-SCENES = ["three", "four", "model", "clusters", "gradient", "depth"]
+SCENES = ["three", "four", "model", "clusters", "gradient", "attention", "depth"]
 MODES = ["layer", "rms", "batch", "length", "plane"]
 
 

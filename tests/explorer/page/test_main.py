@@ -30,10 +30,10 @@ def test_a_policy_forbids_the_network_before_anything_could_ask_for_it(window, p
 def test_every_scene_draws_its_own_picture_and_many_changes_make_one_frame(lasting_page):
     page = lasting_page()
     pictures = []
-    for scene in ("three", "four", "clusters", "gradient", "depth"):
+    for scene in ("three", "four", "clusters", "gradient", "attention", "depth"):
         set_state(page, scene=scene, stage=2)
         pictures.append(page.evaluate(PICTURE))
-    assert len(set(pictures)) == 5
+    assert len(set(pictures)) == 6
     requests = page.evaluate(
         """async () => {
           let count = 0;

@@ -73,13 +73,15 @@ def test_it_prints_the_numbers_of_every_mode_and_stage(modules: Any, page_data: 
     _check(modules, page_data, [*cases, {"stage": 0}, {"stage": 0.5}, {"stage": 1, "mode": "batch"}])
 
 
-def test_moved_points_lone_points_and_three_norms(modules: Any, page_data: Any) -> None:
+def test_moved_points_lone_points_and_three_norms_and_attention(modules: Any, page_data: Any) -> None:
     clouds = page_data["clouds"] | {"lone": {"label": "", "n": 3, "points": [[1, 2, 4]], "groups": [0]}}
     cases = [
         {"edits": {3: [1e-9, -250.5, 1 / 3]}, "stage": 4},
         {"cloud": "lone", "mode": "batch", "stage": 4, "eps": 0.5},
         {"cloud": "lone", "mode": "batch", "stage": 2, "eps": 0},
         {"scene": "clusters", "cloud": "clusters", "stage": 3.5},
+        {"scene": "attention", "cloud": "keys", "stage": 4, "size": 1.5, "query": [0.2, -1, 2]},
+        {"scene": "attention", "cloud": "keys", "stage": 1, "mode": "rms", "edits": {2: [1, 2, 3]}},
     ]
     _check(modules, page_data | {"clouds": clouds}, cases)
 

@@ -130,6 +130,7 @@ def test_points_moved_by_hand_belong_to_their_cloud(after):
         ("four", MODES),
         ("model", ["layer", "rms", "length"]),
         ("gradient", ["layer", "rms", "length", "plane"]),
+        ("attention", ["layer", "rms", "length"]),
         ("clusters", []),
         ("depth", []),
     ],

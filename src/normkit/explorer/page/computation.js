@@ -1,10 +1,14 @@
 /** From the state and the page's data to all that it shows. What stays the same is not computed again. */
 
 import { stack } from "explorer/depth.js";
-import { norm as length } from "explorer/linear.js";
+import { norm as length, scale } from "explorer/linear.js";
 import { at, divisor, facts, factsOf, normalize, vjp } from "explorer/norms.js";
+import { attend, hull, selectable } from "explorer/selection.js";
 
-const DIMENSIONS = { three: 3, four: 4, clusters: 3, gradient: 3 };
+const DIMENSIONS = { three: 3, four: 4, clusters: 3, gradient: 3, attention: 3 };
+// Bars of more keys would be too thin.
+const MOST_KEYS = 12;
+
 
 /** The last result of a function, for as long as its keys are the same ones. */
 const remember = (compute, keysOf) => {
@@ -92,12 +96,31 @@ const siteOf = ({ mode, eps, place, colour }, site, tokens) => {
   return { n, raw: stages[0], groups, labels, norm, stages, rows, explained: explainedBy(numbers) };
 };
 
+/** Keys, as large as asked for, through a norm without gain and bias; what a query makes of them, and would of keys of
+ * twice the size. The five stages are raw, centred and scaled, and the last one twice more. */
+const keysOf = (state, { n, raw, groups, labels }) => {
+  const [query, own] = [state.query.slice(0, n), raw.slice(0, MOST_KEYS)];
+  const plain = { ...state, gain: [1, 1, 1, 1], bias: [0, 0, 0, 0] };
+  const [keys, twice] = [1, 2].map((factor) => own.map((key) => scale(key, factor * state.size)));
+  const found = { n, raw: own, groups: groups.slice(0, MOST_KEYS), labels: labels.slice(0, MOST_KEYS), query };
+  const arm = armOf(plain, { n, raw: keys }, state.mode);
+  const after = (stage) => {
+    const [now, larger] = [arm.stages, normalize(twice, arm.norm)].map((stages) => at(stages, stage));
+    const attended = attend(now, query, groups);
+    const { weights } = attend(larger, query, groups);
+    const change = Math.max(...weights.map((weight, i) => Math.abs(weight - attended.weights[i])));
+    return { ...attended, change, selectable: selectable(now), hull: hull(now) };
+  };
+  return { ...found, ...arm, before: after(0), after };
+};
+
 const partsOf = (state, data) => {
   const { scene, selected } = state;
   const model = scene === "model" ? data.models[state.model] : undefined;
   const site = model?.sites[state.site];
   if (site) return { scene, site, ...siteOf(state, site, model.tokens) };
   const points = cloudOf(state, data, DIMENSIONS[scene] ?? 0);
+  if (scene === "attention") return { scene, ...keysOf(state, points) };
   const arm = armOf(state, points, scene === "clusters" ? "layer" : state.mode);
   const found = { scene, ...points, ...arm };
   const x = points.raw[selected];
@@ -124,13 +147,15 @@ const fixed = remember(
  * All that a state shows; the same object while the camera moves.
  * @typedef {{scene: string, n: number, norm: import("explorer/norms.js").Norm, raw: number[][], groups: number[],
  *   labels: string[], stages: number[][][], shown: number[][], rows: any[], undefinedRows: number[], arms?: any,
- *   gradient?: any, site?: any, explained?: number[], stack?: any}} Computed
+ *   gradient?: any, before?: any, after?: any, query?: number[], site?: any, explained?: number[], stack?: any}} Computed
  *   rows: facts; at a site they and n are of the full vectors; explained: the shares of its two directions
  */
 export const compute = remember(
   (state, data) => {
     const found = fixed(state, data);
-    const show = (arm) => ({ ...arm, shown: at(arm.stages, state.stage) });
+    // The three stages of keys take the whole timeline.
+    const stage = found.after ? state.stage / 2 : state.stage;
+    const show = (arm) => ({ ...arm, shown: at(arm.stages, stage), ...(arm.after && { after: arm.after(stage) }) });
     const { batch, layer, rms } = found.arms ?? {};
     return { ...show(found), ...(batch && { arms: { batch: show(batch), layer: show(layer), rms: show(rms) } }) };
   },

@@ -4,9 +4,16 @@ import { NORMS } from "explorer/formulas.js";
 import { modesOf, startFrom } from "explorer/state.js";
 
 /** The largest slider value of every vector. */
-const REACH = { normal: 1, gain: 3, bias: 3, upstream: 3 };
+const REACH = { normal: 1, gain: 3, bias: 3, upstream: 3, query: 3 };
 const FREE = "three four gradient";
-const NORMED = `${FREE} model clusters`;
+const NORMED = `${FREE} model clusters attention`;
+/** A factor shown as a power of two. */
+const factor = (key, scenes) => ({
+  scenes,
+  show: (state) => Math.log2(state[key]).toFixed(2),
+  set: (power) => ({ [key]: 2 ** power }),
+  text: (state) => `× ${state[key].toPrecision(3)}`,
+});
 
 /** Where epsilon stands on its slider: 0 is exactly 0, then a tenth of a decade a step. */
 export const epsilonPosition = (eps) => (eps > 0 ? Math.round(10 * Math.log10(eps)) + 121 : 0);
@@ -29,7 +36,7 @@ const shown = ({ models }, model, site) => {
 const CONTROLS = {
   model: { scenes: "model", set: (model, data) => shown(data, Number(model), 0) },
   site: { scenes: "model", set: (site, data, state) => shown(data, state.model, Number(site)) },
-  modes: { scenes: `${FREE} model`, show: (state) => state.mode, set: (mode) => ({ mode }) },
+  modes: { scenes: `${FREE} model attention`, show: (state) => state.mode, set: (mode) => ({ mode }) },
   colour: { scenes: "model" },
   cloud: { scenes: FREE },
   eps: {
@@ -43,13 +50,10 @@ const CONTROLS = {
   gain: { scenes: `${FREE} clusters` },
   bias: { scenes: `${FREE} clusters` },
   upstream: { scenes: "gradient" },
+  query: { scenes: "attention" },
+  size: factor("size", "attention"),
   depth: { scenes: "depth", text: (state) => state.depth },
-  spread: {
-    scenes: "depth",
-    show: (state) => Math.log2(state.spread).toFixed(2),
-    set: (power) => ({ spread: 2 ** power }),
-    text: (state) => `× ${state.spread.toPrecision(3)}`,
-  },
+  spread: factor("spread", "depth"),
   layer: { scenes: "depth", text: (state) => (state.layer < 0 ? "none" : `layer ${state.layer}`) },
   residual: { scenes: "depth" },
   seed: { scenes: "depth" },
@@ -134,6 +138,7 @@ export function mountControls(store, data) {
     input.oninput = () => store.set(set(read(), data, store.get()));
   }
   byId("snap").onclick = () => store.set({ normal: [1, 1, 1, 1] });
+  byId("even").onclick = () => store.set({ query: [1, 1, 1, 0] });
   byId("reset").onclick = () => {
     const { scene } = store.get();
     put(byId("message"), { textContent: "" });

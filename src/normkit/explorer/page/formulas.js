@@ -28,11 +28,12 @@ const tokens = (text) =>
     .split(" ")
     .filter(Boolean)
     .map((word) => {
-      const parts = word.split(/(?!^)[_^]/).map((textContent) =>
-        element(`math:${/^−?[\d.𝟏]/u.test(textContent) ? "mn" : /^\p{L}/u.test(textContent) ? "mi" : "mo"}`, {
-          textContent,
-        }),
-      );
+      const parts = word.split(/(?!^)[_^]/).map((textContent) => {
+        const kind = /^−?[\d.𝟏]/u.test(textContent) ? "mn" : /^\p{L}/u.test(textContent) ? "mi" : "mo";
+        const part = element(`math:${kind}`, { textContent });
+        if (kind === "mo") part.setAttribute("stretchy", "false");
+        return part;
+      });
       return parts.length === 1
         ? parts[0]
         : math(parts.length === 3 ? "msubsup" : word.includes("_") ? "msub" : "msup", ...parts);
@@ -101,6 +102,13 @@ const depthFormula = ({ residual, spread }) => {
   );
 };
 
+/** What attention makes of keys; k is the last step of their norm. */
+const attentionFormula = (state) =>
+  table(
+    row("a_i =", fraction("exp ( s_i )", "∑_j exp ( s_j )"), ",", "s_i =", fraction("q · k_i", math("msqrt", "3"))),
+    stepFormula({ ...state, stage: state.stage / 2 }, state.mode, Math.ceil(state.stage / 2)),
+  );
+
 /** state -> a math element: the formula of the step that is shown; between two, of the one under way. */
 export const formula = (state) => {
   const { scene, mode } = state;
@@ -109,7 +117,9 @@ export const formula = (state) => {
     "math",
     scene === "depth"
       ? depthFormula(state)
-      : scene === "clusters"
+      : scene === "attention"
+        ? attentionFormula(state)
+        : scene === "clusters"
         ? table(...["batch", "layer", "rms"].map((name) => row(said(`${NORMS[name]}: `), of(name))))
         : scene === "gradient"
           ? table(of(mode), gradientFormula(state))
@@ -196,9 +206,17 @@ const projectedWords = ({ n, norm, rows, shown, stages }, stage) => {
   return `${words(norm, stage, n, means, sizes)} Drawn are 3 of ${n} coordinates${stage > 2 ? ", the shadow of an ellipsoid" : ""}.`;
 };
 
+/** What a query makes of keys, measured. */
+const attended = ({ entropy, scores, selectable, shares, change }, when) =>
+  `${when}: scores ${span(scores)}, entropy ${number(entropy, 3)} of ${number(Math.log(scores.length), 3)}; some query selects ` +
+  `${selectable.filter(Boolean).length} of the ${scores.length} keys. Keys of twice the size change a weight by ` +
+  `${number(Math.round(1e6 * change) / 1e6, 2)}. The first group gets ${number(100 * shares[0], 3)} %` +
+  (entropy > Math.log(scores.length) - 1e-9 ? ": all keys count alike, so the majority shows (Brody et al. 2023)." : ".");
+
 /** (state, computed) -> what holds at the stage shown, with the numbers measured here; a line a norm. */
 export const invariant = ({ stage, layer, depth }, computed) => {
-  const { stack, arms } = computed;
+  const { stack, arms, before, after } = computed;
+  if (after) return attended(before, "As they are") + "\n" + attended(after, "After the norm");
   if (stack) {
     const at = layer < 0 ? depth : layer;
     return `Rms at layer ${at}: ${Object.entries(stack)

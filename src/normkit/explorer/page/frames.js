@@ -1,5 +1,6 @@
 // From the numbers to the picture: which scene describes what is drawn, and the cross of a question in it.
 import { activations } from "explorer/activations.js";
+import { attention } from "explorer/attention.js";
 import { clusters } from "explorer/clusters.js";
 import { hyperplane } from "explorer/hyperplane.js";
 import { add, helmert, scale } from "explorer/linear.js";
@@ -9,11 +10,12 @@ import { stack } from "explorer/stack.js";
 import { asks, stepOf } from "explorer/steps.js";
 
 /** @typedef {import("explorer/marks.js").Item} Item */
-/** @typedef {{panels: {kind: string, title: string, items?: Item[], draw?: (box: any) => any[]}[],
+/** @typedef {{panels: {kind: string, title: string, items?: Item[], draw?: (box: any) => any[],
+ *   strip?: (box: any) => any[]}[],
  *   handles: {id: string, label: string, at: number[], panel: number}[], radius: number,
  *   drag: (id: string, delta: number[]) => object}} Frame */
 
-const SCENES = { three, four: hyperplane, model: activations, clusters, gradient, depth: stack };
+const SCENES = { three, four: hyperplane, model: activations, clusters, gradient, attention, depth: stack };
 
 /** Of a question that is answered with the cross: where the selected point starts, where it lands, and the cross.
  * @param {any} state @param {any} computed */

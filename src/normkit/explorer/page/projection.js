@@ -9,6 +9,8 @@ import { across, ellipse, visible } from "explorer/surfaces.js";
 const TITLE = 30;
 const REACH = 14;
 const SMALL = 250;
+// The share of a panel's height that its strip has, where it has one, unless the panel is taller than wide.
+const STRIP = 0.32;
 // Lines and points are taken for so many radii nearer than they are, and so painted after the face they lie on.
 const LIFT = 0.06;
 const LAYERS = { behind: 0, normal: 1, front: 2 };
@@ -24,14 +26,19 @@ export function layout(panels, { width, height }) {
   const aspect = panels.some(({ draw }) => draw) ? 1.4 : 1;
   const grids = panels.map((_, k) => [k + 1, Math.ceil(panels.length / (k + 1))]);
   // A grid with empty places counts less.
+  const lower = panels.some((panel) => panel.strip) ? STRIP : 0;
   const side = ([columns, rows]) =>
-    (Math.min(width / columns / aspect, height / rows - strip) * panels.length) / (columns * rows);
+    (Math.min(width / columns / aspect, (height / rows - strip) * (1 - lower)) * panels.length) / (columns * rows);
   const [columns, rows] = grids.reduce((best, grid) => (side(grid) >= side(best) ? grid : best), grids[0] ?? [1, 1]);
+  const across = width / columns;
+  const tall = Math.max(0, height / rows - strip);
+  const space = lower ? Math.min((1 - lower) * tall, Math.max(0.5 * tall, across)) : tall;
   return panels.map((_, k) => ({
-    x: (width / columns) * (k % columns),
+    x: across * (k % columns),
     y: (height / rows) * Math.floor(k / columns) + strip,
-    width: width / columns,
-    height: Math.max(0, height / rows - strip),
+    width: across,
+    height: space,
+    below: tall - space,
   }));
 }
 
@@ -40,6 +47,7 @@ const scaled = (box, factor) => ({
   y: box.y * factor,
   width: box.width * factor,
   height: box.height * factor,
+  below: box.below * factor,
 });
 
 /** A frame {panels, radius} seen by a camera on a canvas of a size {width, height}, as commands. */
@@ -61,15 +69,17 @@ function enlarged(command, factor) {
 }
 
 function drawn({ panels, radius }, camera, boxes, size) {
-  return panels.flatMap(({ title, items = [], draw }, k) => {
+  return panels.flatMap(({ title, items = [], draw, strip }, k) => {
     const box = boxes[k];
     const view = { lens: lens(camera, box, radius), radius, box, out: [] };
     for (const item of items) DRAWN[item.kind]?.(item, view);
     const list = draw ? draw(box) : [...farToNear(view), ...labels(items, view)];
     if (panels.length === 1) return list;
     const heading = { x: box.x + 14, y: box.y - TITLE / 2 + 3, text: title, colour: "ink", size: 14, bold: true };
-    const clip = draw ? [] : [{ type: "clip", ...box }];
-    return [{ type: "clip", x: 0, y: 0, ...size }, { type: "text", ...heading }, ...clip, ...list];
+    const whole = { type: "clip", x: 0, y: 0, ...size };
+    const { below, ...inner } = box;
+    const under = strip ? [whole, ...strip({ ...inner, y: box.y + box.height, height: below })] : [];
+    return [whole, { type: "text", ...heading }, ...(draw ? [] : [{ type: "clip", ...inner }]), ...list, ...under];
   });
 }
 

@@ -33,8 +33,8 @@ const call = ({ mode, eps, place }, count) => {
   return `centre(x) / ${place === "inside" ? `(${square} + eps).sqrt()` : `(${square}.sqrt() + eps)`} * gain + bias`;
 };
 
-const points = ({ stage, selected }, { raw, n, norm, arms, gradient }) => `x = ${matrix(raw)}
-n, eps, stage, shown = ${n}, ${norm.eps}, ${stage}, []
+const points = ({ stage, selected, size }, { raw, n, norm, arms, gradient, query }) => `x = ${query ? `${size} * ` : ""}${matrix(raw)}
+n, eps, stage, shown = ${n}, ${norm.eps}, ${query ? stage / 2 : stage}, []
 gain = ${tensor(list(norm.gain))}
 bias = ${tensor(list(norm.bias))}${norm.mode === "plane" ? `\nu = F.normalize(${tensor(list(norm.normal))}, dim=0)` : ""}
 
@@ -63,7 +63,12 @@ show(centre, norm)
   .join("\n")}
 mean, deviation, rms = x.mean(1), x.std(1, correction=0), x.square().mean(1).sqrt()
 angle = torch.atan2(deviation, mean).rad2deg().where(rms > 0, torch.nan)
-rows = torch.cat([x, torch.stack([mean, rms, deviation, x.norm(dim=1), angle], 1), *shown], 1).tolist()
+${
+  query
+    ? `shown.append(torch.stack([(k @ ${tensor(list(query))} / n**0.5).softmax(0) for k in (x, shown[0])], 1))
+`
+    : ""
+}rows = torch.cat([x${query ? ` / ${size}` : ""}, torch.stack([mean, rms, deviation, x.norm(dim=1), angle], 1), *shown], 1).tolist()
 ${
   gradient
     ? `row = x[${selected}].clone().requires_grad_()

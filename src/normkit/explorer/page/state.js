@@ -13,11 +13,20 @@ export const modesOf = (scene) =>
     model: MODES.filter((mode) => mode !== "batch" && mode !== "plane"),
     clusters: [],
     gradient: MODES.filter((mode) => mode !== "batch"),
+    attention: MODES.filter((mode) => mode !== "batch" && mode !== "plane"),
     depth: [],
   })[scene];
 
 // The dimensions of a scene, and its cloud if the present one has others.
-const CLOUDS = { three: [3, "scatter"], four: [4, "four"], clusters: [3, "clusters"], gradient: [3, "scatter"] };
+const CLOUDS = {
+  three: [3, "scatter"],
+  four: [4, "four"],
+  clusters: [3, "clusters"],
+  gradient: [3, "scatter"],
+  attention: [3, "keys"],
+};
+/** Points that belong to one scene: no other keeps them. */
+const OWN = ["clusters", "keys"];
 
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value)) + 0;
 const isVector = (value, limit) =>
@@ -49,7 +58,7 @@ const vector = (start, least = -1) => ({
 });
 
 export const FIELDS = {
-  scene: choice("three", "four", "model", "clusters", "gradient", "depth"),
+  scene: choice("three", "four", "model", "clusters", "gradient", "attention", "depth"),
   mode: choice(...MODES),
   cloud: {
     start: "scatter",
@@ -77,6 +86,9 @@ export const FIELDS = {
   },
   selected: whole(-1, -1, 999999),
   upstream: vector([0.1, 1.9, 0.3, 0.4]),
+  // Of attention: the query, and how large the keys are.
+  query: vector([1.5, 0.6, -0.9, 0]),
+  size: number(1, 0.25, 4),
   yaw: number(-0.45, -3.1416, 3.1416),
   pitch: number(0.5, -1.5708, 1.5708),
   zoom: number(1, 0.2, 8),
@@ -113,8 +125,7 @@ export const next = (before, patch, clouds = null) => {
   if (modes.length && !modes.includes(after.mode)) after.mode = "layer";
   const [n, own] = CLOUDS[after.scene] ?? [];
   if (own && after.scene !== before.scene && !("cloud" in patch) && after.cloud !== "given") {
-    // The scene of three norms is about its own points, which no other scene keeps.
-    if ((after.cloud === CLOUDS.clusters[1]) !== (own === CLOUDS.clusters[1])) after.cloud = own;
+    if (OWN.includes(after.cloud) || OWN.includes(own)) after.cloud = own;
   }
   const bound = clouds && own;
   if (bound && !(Object.hasOwn(clouds, after.cloud) && clouds[after.cloud].n === n)) {

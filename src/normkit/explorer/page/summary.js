@@ -68,8 +68,16 @@ const gradientWords = ({ selected }, { norm, stages }, input) => {
 
 /** (state, computed) -> the scene in short sentences. */
 export const summary = (state, computed) => {
-  const { n, norm, shown, stack, arms, site, gradient, undefinedRows } = computed;
+  const { n, norm, shown, stack, arms, site, gradient, undefinedRows, before, after } = computed;
   if (stack) return depthWords(state, stack);
+  if (after) {
+    const [one, other] = [before, after].map(
+      ({ weights, selectable }) =>
+        `key ${weights.indexOf(Math.max(...weights)) + 1} gets most, ${number(100 * Math.max(...weights), 3)} %, ` +
+        `and ${selectable.filter(Boolean).length} can be selected`,
+    );
+    return `${counted(shown.length, "key")} and a query ${vector(computed.query)}. As they are, ${one}; after ${NORMS[norm.mode]}, ${other}.`;
+  }
   if (!shown.length && state.scene === "model") {
     return (
       "This page holds no activations. " +

@@ -8,7 +8,7 @@ const PARTS = ["rms", "mean", "gradient"];
 
 /** (state, computed, most) -> the numbers of the table: {what, columns, lines: {index, label, raw, values}[], total}, raw
  * to be edited; a line a point or a layer; of more than `most` the first ones and the selected. */
-export const grid = ({ scene, selected }, { stack, arms, raw, rows, shown, labels }, most = Infinity) => {
+export const grid = ({ scene, selected }, { stack, arms, raw, rows, shown, labels, before, after }, most = Infinity) => {
   if (stack) {
     const pairs = Object.keys(stack).flatMap((arm) => PARTS.map((part) => [arm, part]));
     const lines = stack.none.rms.map((_, index) => ({
@@ -24,6 +24,7 @@ export const grid = ({ scene, selected }, { stack, arms, raw, rows, shown, label
   const images = arms
     ? Object.values(arms).map((arm) => ({ name: NORMS[arm.norm.mode], shown: arm.shown }))
     : [{ name: "shown", shown }];
+  const weights = after ? [before, after].map((found) => found.weights) : [];
   const indices = [...raw.keys()].slice(0, most);
   if (selected >= most) indices[most - 1] = selected;
   return {
@@ -37,12 +38,13 @@ export const grid = ({ scene, selected }, { stack, arms, raw, rows, shown, label
       "length",
       "angle to all-ones, °",
       ...images.flatMap(({ name }) => axes.map((axis) => `${name} ${axis}`)),
+      ...weights.map((_, i) => `weight ${i ? "after the norm" : "without a norm"}`),
     ],
     lines: indices.map((index) => ({
       index,
       label: labels[index].trim() || JSON.stringify(labels[index]),
       raw: own ? raw[index] : [],
-      values: [...FACTS.map((name) => rows[index][name]), ...images.flatMap((image) => image.shown[index])],
+      values: [...FACTS.map((name) => rows[index][name]), ...images.flatMap((image) => image.shown[index]), ...weights.map((of) => of[index])],
     })),
   };
 };

@@ -21,6 +21,12 @@ export function stops({ scene, mode }) {
       [2, "output"],
       [4, "back"],
     ];
+  if (scene === "attention")
+    return [
+      [0, "raw"],
+      [2, mode === "layer" ? "centre" : "as it is"],
+      [4, "scale"],
+    ];
   const first = { rms: "as it is", length: "as it is", plane: "project" }[mode];
   return [
     [0, "raw"],
