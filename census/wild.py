@@ -6,8 +6,8 @@
     python census/wild.py --page              write the page from what was recorded
     python census/wild.py --check             say whether the page is up to date
 
-An environment is made below normkit-out/wild from the pinned versions of census/wild_libraries/requirements. What a
-group finds is recorded in census/wild_libraries/results; a library that is missing or does not run here becomes a row
+An environment is made below normkit-out/wild from the pinned versions of census/wild_libraries/requirements. The rows
+of a group are recorded in census/wild_libraries/results; a library that is missing or does not run here becomes a row
 that says so.
 """
 
@@ -30,33 +30,34 @@ GROUPS = (
     "transcribed",
 )
 ENVIRONMENT = {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-"""What the processes of all groups are given; a group adds its own in `SETTINGS`."""
+"""Variables of the processes of all groups; a group adds its own in `SETTINGS`."""
 SETTINGS = {"triton": {"TRITON_INTERPRET": "1"}, "jax": {"KERAS_BACKEND": "jax"}}
 
 
-def environment(group: str) -> tuple[Path, float]:
-    """The Python of a group's environment, which is made where it is missing, and the seconds that this took."""
-    folder, pins = ROOT / "normkit-out" / "wild" / group, LIBRARIES / "requirements" / f"{group}.txt"
-    python, stamp, begun = folder / "bin" / "python", folder / "installed.txt", time.perf_counter()
-    if not stamp.exists() or stamp.read_text() != pins.read_text():
+def environment(group: str) -> tuple[Path, str]:
+    """The Python of a group's environment, which is made where it is missing, and the seconds in which it was made."""
+    folder = ROOT / "normkit-out" / "wild" / group
+    python, stamp, pins = folder / "bin" / "python", folder / "made.txt", LIBRARIES / "requirements" / f"{group}.txt"
+    wanted, begun = pins.read_text(), time.perf_counter()
+    if not stamp.exists() or not stamp.read_text().startswith(wanted):
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        torch = next(line for line in pins.read_text().split() if line.startswith("torch=="))
+        torch = next(line for line in wanted.split() if line.startswith("torch=="))
         # The libraries of one group may ask for other versions of what they share: all that is loaded is pinned.
         for what in ([torch], ["--no-deps", "-r", pins]):
             subprocess.run([python, "-m", "pip", "install", "--quiet", *what], check=True)
-        stamp.write_text(pins.read_text())
-    return python, time.perf_counter() - begun
+        stamp.write_text(f"{wanted}made in {time.perf_counter() - begun:.0f} s")
+    return python, stamp.read_text().removeprefix(wanted)
 
 
 def run(group: str, *, here: bool) -> None:
     """Run a group in a process of its own, and record what it found."""
-    python, seconds = (Path(sys.executable), 0.0) if here else environment(group)
+    python, made = (Path(sys.executable), "as it was") if here else environment(group)
     settings = os.environ | ENVIRONMENT | SETTINGS.get(group, {})
     done = subprocess.run([python, __file__, "--take", group], env=settings, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{group}: its process ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
     recorded = json.loads(done.stdout.splitlines()[-1])
-    recorded["environment"] = "as it was" if here else f"made in {seconds:.0f} s"
+    recorded["environment"] = made
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{group}.json").write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
     print(f"{group}: {len(recorded['rows'])} rows in {recorded['seconds']} s")

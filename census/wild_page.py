@@ -32,7 +32,7 @@ no Python; its lines at the named commit were written down in PyTorch or NumPy a
 formula and not the compiled code. *not run*: the row says why.
 
 **How it was judged.** A paper states a formula and no roundings, so roundings are compared only where the source states
-them. What a library chose and says it chose is a difference and no fault. A difference that nobody could explain from a
+them. A choice that a library states is a difference and no fault. A difference that nobody could explain from a
 source is *undecided*. The text in brackets behind a formula says where 16-bit inputs are rounded.
 
 ## Finds, each with a program and a report
@@ -55,7 +55,7 @@ off there; these are more than {limit:g} off. Flax says so of its default, and h
 |---|---|---|---|---|---|
 {rows}
 
-## What was installed
+## Installed versions
 
 | group | libraries | rows | seconds | environment |
 |---|---|---:|---:|---|

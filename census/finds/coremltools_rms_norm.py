@@ -23,7 +23,7 @@ from patching import diff, patched, versions
 from real_models import RealModel
 
 NAME = "coremltools_rms_norm"
-# What the operations of the emitted program compute.
+# The operations of the emitted program, in NumPy.
 MEANINGS = {
     "abs": lambda x: np.abs(x),
     "square": lambda x: x * x,

@@ -16,10 +16,9 @@ from transformers import AutoModel, AutoTokenizer
 
 import normkit as nk
 from patching import versions
-from real_models import text
-from real_text import folder
+from real_models import folder, text
 
-# What entered a LayerNorm of somebody's model (ml-explore/mlx#2238, where the same formula gave NaN on the GPU).
+# This row entered a LayerNorm of somebody's model (ml-explore/mlx#2238, where the same formula gave NaN on the GPU).
 REPORTED = [
     1449.570556640625,
     1448.8741455078125,

@@ -17,7 +17,7 @@ import torch
 
 import normkit as nk
 from patching import versions
-from real_text import causal, divergence, logits, perplexity
+from real_models import RealModel
 
 
 def theirs(n, rms):
@@ -38,30 +38,21 @@ def readings(title, layer):
     print(f"  a row of mean 3 and deviation 1: root mean square {before:.2f} -> {after:.2f}")
 
 
-def trained(model, ids, reference, rms):
-    original = {}
-    for part in model.modules():
-        if type(part).__name__ == "LlamaRMSNorm":
-            layer = theirs(len(part.weight), rms)
-            layer.trainable_weights[0].assign(part.weight.data)
-            original[part], part.forward = part.forward, layer.__call__
-    scores = logits(model, ids)
-    moved = (scores - reference).abs().max()
-    print(
-        f"  SmolLM2-135M, {len(original)} norms, {ids.shape[1]} tokens: perplexity {perplexity(scores, ids):.3f},"
-        f" divergence {divergence(scores, reference):.1e}, a logit moves by up to {moved:.2f}"
-    )
-    for part, forward in original.items():
-        part.forward = forward
+def layers(model, rms):
+    """Their layers with the gains of the model's norms."""
+    made = {norm: theirs(len(norm.weight), rms) for norm in model.norms.values()}
+    for norm, layer in made.items():
+        layer.trainable_weights[0].assign(norm.weight.data)
+    return made
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(versions("torch", "keras", "transformers"))
-    model, ids = causal("smollm2")
-    reference = logits(model, ids)
-    print(f"transformers: perplexity {perplexity(reference, ids):.3f}")
+    model = RealModel("smollm2", tokens=511, module="textwrap")
+    reference = model.logits()
+    print(f"transformers: perplexity {model.perplexity(reference):.3f}")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         theirs(4, rms=False)
@@ -70,4 +61,4 @@ if __name__ == "__main__":
     for title, rms in (("LayerNormalization(rms_scaling=True)", False), ("RMSNormalization()", True)):
         print(title)
         readings(title, theirs(64, rms))
-        trained(model, ids, reference, rms)
+        model.replace("SmolLM2-135M", layers(model, rms), reference)

@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 import normkit as nk
 from patching import fixed, versions
-from real_text import folder
+from real_models import folder
 
 
 def rows(module):

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import normkit as nk
 from patching import fixed, versions
-from real_text import causal, divergence, logits, perplexity
+from real_models import RealModel
 
 
 def readings(module):
@@ -42,33 +42,24 @@ def untrained(module):
     print(f"  a small Gemma at its start: deviation of the logits {scores.std():.2f}, loss {loss:.2f} (ln 4096 = 8.32)")
 
 
-def trained(module, model, ids, reference):
-    """Gemma 3 270M with their norm, everything but the stored gains in float32."""
-    original = {}
-    for part in model.modules():
-        if type(part).__name__ == "Gemma3RMSNorm":
-            norm = module.RMSNorm(len(part.weight), eps=part.eps, add_unit_offset=True)
-            norm.weight.data = part.weight.data.bfloat16()
-            original[part], part.forward = part.forward, norm.forward
-    scores = logits(model, ids)
-    moved = (scores - reference).abs().max()
-    print(
-        f"  Gemma 3 270M, {len(original)} norms, {ids.shape[1]} tokens: perplexity {perplexity(scores, ids):.3f},"
-        f" divergence {divergence(scores, reference):.1e}, a logit moves by up to {moved:.2f}"
-    )
-    for part, forward in original.items():
-        part.forward = forward
+def layers(module, model):
+    """Their norms with the model's gains as they are stored, in bfloat16; everything else is in float32."""
+    made = {}
+    for norm in model.norms.values():
+        made[norm] = module.RMSNorm(len(norm.weight), eps=norm.eps, add_unit_offset=True)
+        made[norm].weight.data = norm.weight.data.bfloat16()
+    return made
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(versions("torch", "litgpt", "transformers"))
-    model, ids = causal("gemma3")
-    reference = logits(model, ids)
-    print(f"transformers: perplexity {perplexity(reference, ids):.3f}")
+    model = RealModel("gemma3", tokens=511, module="textwrap")
+    reference = model.logits()
+    print(f"transformers: perplexity {model.perplexity(reference):.3f}")
     for title, module in (("as installed", theirs), ("with the fix", fixed("litgpt_rms_norm", theirs))):
         print(title)
         readings(module)
         untrained(module)
-        trained(module, model, ids, reference)
+        model.replace("Gemma 3 270M", layers(module, model), reference)

@@ -40,7 +40,7 @@ EPS = {"rms_norm_eps": 1e-6}
 
 
 def of_rows(norm, n):
-    """What a norm of MLX computes, from rows of many sizes."""
+    """The formula that a norm of MLX computes, read from rows of many sizes."""
     torch.manual_seed(0)
     x = torch.randn(256, n) * torch.logspace(-4, 1, 256)[:, None]
     return nk.identify_rows(x, np.array(norm(mx.array(x.numpy()))), np.ones(n)).spec

@@ -20,8 +20,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from transformers import CONFIG_MAPPING
 
 from patching import fixed, versions
-from real_models import text
-from real_text import folder
+from real_models import folder, text
 
 BASE, TOKENS = 123456.0, 256
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
-from real_text import folder
+
+def folder(name: str) -> Path:
+    """The folder of a trained model: the first argument of the program, or below NORMKIT_REAL_MODELS."""
+    return Path(sys.argv[1]) if len(sys.argv) > 1 else Path(os.environ["NORMKIT_REAL_MODELS"], name)
 
 
 def text(module: str) -> str:
@@ -17,11 +23,12 @@ def text(module: str) -> str:
 
 
 class RealModel:
-    """A trained language model of transformers in float32, and the first tokens of argparse.py."""
+    """A trained language model of transformers in float32, and the first tokens of a module's source."""
 
-    def __init__(self, name: str, tokens: int = 256) -> None:
+    def __init__(self, name: str, tokens: int = 256, module: str = "argparse") -> None:
+        logging.disable_progress_bar()
         self.model = AutoModelForCausalLM.from_pretrained(folder(name), dtype=torch.float32).eval()
-        ids = AutoTokenizer.from_pretrained(folder(name))(text("argparse"))["input_ids"]
+        ids = AutoTokenizer.from_pretrained(folder(name))(text(module))["input_ids"]
         self.ids = torch.tensor([ids[: tokens + 1]])
         self.norms = {path: each for path, each in self.model.named_modules() if type(each).__name__.endswith("Norm")}
 
@@ -62,3 +69,13 @@ class RealModel:
             off = f", logits off by at most {change.abs().max():.3g} (rms {change.square().mean().sqrt():.2g})"
         print(f"  {title}: perplexity {self.perplexity(logits):.4f}{off}")
         return logits
+
+    def replace(self, title: str, layers: dict[nn.Module, nn.Module], against: torch.Tensor) -> None:
+        """Prints what other layers do in place of the norms."""
+        logits = self.logits(lambda norm, x: layers[norm](x))
+        pair = logits.log_softmax(-1), against.log_softmax(-1)
+        divergence = nn.functional.kl_div(*pair, reduction="batchmean", log_target=True)
+        print(
+            f"  {title}, {len(layers)} norms, {self.ids.shape[1]} tokens: perplexity {self.perplexity(logits):.3f},"
+            f" divergence {divergence:.1e}, a logit moves by up to {(logits - against).abs().max():.2f}"
+        )

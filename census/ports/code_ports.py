@@ -10,6 +10,24 @@ import re
 import numpy as np
 from lib import *
 
+LOADING = '''
+
+def load():
+    net = Net()
+    weights = load_file(HERE / "@FILE@.safetensors")
+    net.load_state_dict(weights)
+    return net.to(DTYPE).eval()
+
+
+def batch():
+    return {"input_ids": torch.tensor(@IDS@)}
+
+
+def batches():
+    return [batch()]
+'''
+"""The end of each port."""
+
 DECODER = '''"""Inference port of a small language model, in plain PyTorch."""
 import math
 import pathlib
@@ -113,22 +131,7 @@ class Net(nn.Module):
             x = block(x, cos, sin)
         x = self.out_scale(x)
         return self.vocab(x)
-
-
-def load():
-    net = Net()
-    weights = load_file(HERE / "@FILE@.safetensors")
-    net.load_state_dict(weights)
-    return net.to(DTYPE).eval()
-
-
-def batch():
-    return {"input_ids": torch.tensor(@IDS@)}
-
-
-def batches():
-    return [batch()]
-'''
+''' + LOADING
 
 GPT = '''"""Inference port of a small language model, in plain PyTorch."""
 import math
@@ -194,22 +197,7 @@ class Net(nn.Module):
         for block in self.stack:
             x = block(x)
         @TAIL@
-
-
-def load():
-    net = Net()
-    weights = load_file(HERE / "@FILE@.safetensors")
-    net.load_state_dict(weights)
-    return net.to(DTYPE).eval()
-
-
-def batch():
-    return {"input_ids": torch.tensor(@IDS@)}
-
-
-def batches():
-    return [batch()]
-'''
+''' + LOADING
 
 
 def fill(text, **parts):

@@ -90,12 +90,41 @@ def equinox(*names: str, axes: int = 2, **settings: Any) -> Callable[[Any], Call
 
 
 ROWS = [
-    Row(
-        path="flax.linen:LayerNorm",
-        make=linen("scale", "bias"),
-        **BOTH,
-        expected=LAYER | {"eps": 1e-6},
-        source=f"{LAYER_PAPER}; {FLAX}",
+    *(
+        row
+        for library, layer in (("flax.linen", linen), ("flax.nnx", nnx))
+        for row in (
+            Row(
+                path=f"{library}:LayerNorm",
+                make=layer("scale", "bias"),
+                **BOTH,
+                expected=LAYER | {"eps": 1e-6},
+                source=f"{LAYER_PAPER}; {FLAX}",
+            ),
+            Row(
+                path=f"{library}:RMSNorm",
+                make=layer("scale"),
+                weight=WEIGHT,
+                expected=RMS,
+                source=f"{RMS_PAPER}; {FLAX}",
+            ),
+            Row(
+                path=f"{library}:GroupNorm",
+                make=layer("scale", "bias", num_groups=4),
+                **BOTH,
+                shape=IMAGE,
+                expected=LAYER | LAST | {"eps": 1e-6, "groups": 4},
+                source=f"{GROUP_PAPER}; {FLAX}",
+            ),
+            Row(
+                path=f"{library}:InstanceNorm",
+                make=layer("scale", "bias"),
+                **BOTH,
+                shape=IMAGE,
+                expected=LAYER | LAST | {"eps": 1e-6, "groups": 64},
+                source=f"{INSTANCE_PAPER}; {FLAX}",
+            ),
+        )
     ),
     Row(
         path="flax.linen:LayerNorm",
@@ -104,47 +133,6 @@ ROWS = [
         **BOTH,
         expected=LAYER | {"eps": 1e-6},
         source=f"{LAYER_PAPER}; {FLAX}",
-    ),
-    Row(path="flax.linen:RMSNorm", make=linen("scale"), weight=WEIGHT, expected=RMS, source=f"{RMS_PAPER}; {FLAX}"),
-    Row(
-        path="flax.linen:GroupNorm",
-        make=linen("scale", "bias", num_groups=4),
-        **BOTH,
-        shape=IMAGE,
-        expected=LAYER | LAST | {"eps": 1e-6, "groups": 4},
-        source=f"{GROUP_PAPER}; {FLAX}",
-    ),
-    Row(
-        path="flax.linen:InstanceNorm",
-        make=linen("scale", "bias"),
-        **BOTH,
-        shape=IMAGE,
-        expected=LAYER | LAST | {"eps": 1e-6, "groups": 64},
-        source=f"{INSTANCE_PAPER}; {FLAX}",
-    ),
-    Row(
-        path="flax.nnx:LayerNorm",
-        make=nnx("scale", "bias"),
-        **BOTH,
-        expected=LAYER | {"eps": 1e-6},
-        source=f"{LAYER_PAPER}; {FLAX}",
-    ),
-    Row(path="flax.nnx:RMSNorm", make=nnx("scale"), weight=WEIGHT, expected=RMS, source=f"{RMS_PAPER}; {FLAX}"),
-    Row(
-        path="flax.nnx:GroupNorm",
-        make=nnx("scale", "bias", num_groups=4),
-        **BOTH,
-        shape=IMAGE,
-        expected=LAYER | LAST | {"eps": 1e-6, "groups": 4},
-        source=f"{GROUP_PAPER}; {FLAX}",
-    ),
-    Row(
-        path="flax.nnx:InstanceNorm",
-        make=nnx("scale", "bias"),
-        **BOTH,
-        shape=IMAGE,
-        expected=LAYER | LAST | {"eps": 1e-6, "groups": 64},
-        source=f"{INSTANCE_PAPER}; {FLAX}",
     ),
     Row(
         path="haiku:LayerNorm",

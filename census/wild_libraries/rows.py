@@ -34,7 +34,7 @@ UNDECIDED = "undecided"
 NOT_RUN = "not run here"
 VERDICTS = (AGREES, CHOICE, OWN_SOURCE, UNDECIDED, NOT_RUN)
 
-# What a paper or a documentation states of a norm. It states no casts, so none are compared.
+# The fields that a paper or a documentation states. It states no casts, so none are compared.
 LAYER = {
     "centre_numerator": True,
     "centre_statistics": True,
@@ -67,7 +67,7 @@ IN_WORDS = {
     "axes": "axes of a row",
     "eps": "eps",
 }
-"""What the page says before a value of a field."""
+"""The words of the page before a value of a field."""
 PLAIN = {"has_weight": False, "has_bias": False}
 GROUP = LAYER | {"axes": "all_but_batch"}
 L2 = RMS | PLAIN | {"eps": 1e-12, "eps_placement": "clamp", "reduction": "sum"}
@@ -85,7 +85,7 @@ class Row:
 
     Attributes:
         path: "module:Name" of the class or function; of a transcription "file:lines Name".
-        variant: What sets this row apart from others of the same path.
+        variant: The setting that tells this row from others of the same path.
         make: From what `path` names to the norm that is asked: a module or a function of tensors.
         shape: Of an input.
         call: As for `nk.identify`.
@@ -175,7 +175,7 @@ def version_of(package: str) -> str:
 
 
 def answer(row: Row, packages: Mapping[str, str]) -> dict[str, Any]:
-    """What one implementation computes, what it should, and the verdict."""
+    """The row of one implementation: the formula that was found, the one expected, and the verdict."""
     module, _, name = row.path.partition(" " if row.repository else ":")
     plain = {
         "library": row.library or packages[module.split(".")[0]],

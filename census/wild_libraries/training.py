@@ -192,25 +192,23 @@ ROWS = [
         expected=RMS | {"eps": 1e-5},
         source=f"{RMS_PAPER}; eps 1e-5 as in Llama 2, meta-llama/llama config params.json norm_eps",
     ),
-    Row(
-        path="transformer_lens.model_bridge.generalized_components.normalization:NormalizationBridge",
-        variant="around torch.nn.LayerNorm",
-        make=bridged("layer"),
-        expected=LAYER,
-        source="torch.nn.LayerNorm, which it computes anew",
-    ),
-    Row(
-        path="transformer_lens.model_bridge.generalized_components.normalization:NormalizationBridge",
-        variant="around torch.nn.RMSNorm",
-        make=bridged("rms"),
-        expected=RMS,
-        source="torch.nn.RMSNorm, which it computes anew",
-    ),
-    Row(
-        path="transformer_lens.model_bridge.generalized_components.normalization:NormalizationBridge",
-        variant="rmsnorm_uses_offset",
-        make=bridged("rms", rmsnorm_uses_offset=True),
-        expected=RMS | {"weight_offset": 1.0},
-        source="its comment: Gemma stores its gain as the difference from 1",
+    *(
+        Row(
+            path="transformer_lens.model_bridge.generalized_components.normalization:NormalizationBridge",
+            variant=variant,
+            make=make,
+            expected=expected,
+            source=source,
+        )
+        for variant, make, expected, source in (
+            ("around torch.nn.LayerNorm", bridged("layer"), LAYER, "torch.nn.LayerNorm, which it computes anew"),
+            ("around torch.nn.RMSNorm", bridged("rms"), RMS, "torch.nn.RMSNorm, which it computes anew"),
+            (
+                "rmsnorm_uses_offset",
+                bridged("rms", rmsnorm_uses_offset=True),
+                RMS | {"weight_offset": 1.0},
+                "its comment: Gemma stores its gain as the difference from 1",
+            ),
+        )
     ),
 ]

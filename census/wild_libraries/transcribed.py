@@ -1,7 +1,7 @@
 """Norms that do not run here, written down from their lines in PyTorch: Rust, C++, CUDA, and Python that needs a GPU.
 
 Each function has the operations of the cited lines in their order and dtypes, so that formula, eps and roundings are
-theirs. What a compiler or a GPU does to them is not seen.
+theirs. The effects of a compiler or a GPU are not seen.
 """
 
 from __future__ import annotations

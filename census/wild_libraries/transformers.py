@@ -1,7 +1,7 @@
 """transformers: one class of each body of source that census/norm_classes.py knows, and eps of configurations.
 
-The classes are built as that census builds them. What they should be is not read from them: it is the paper that names
-the norm, or the model's own code.
+The classes are built as that census builds them. The expected formula is not read from them, but from the paper that
+names the norm, or from the model's own code.
 """
 
 from __future__ import annotations
