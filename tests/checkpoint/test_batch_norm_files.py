@@ -176,7 +176,7 @@ CHAINS = {
 def test_each_tensor_is_that_of_the_fold_in_memory_or_the_reason_is_given(name, monkeypatch, tmp_path):
     layers, reason = CHAINS[name]
     model = chain(*copy.deepcopy(layers))
-    monkeypatch.setattr(batch_norm_files, "_built", lambda _: copy.deepcopy(model).to("meta"))
+    monkeypatch.setattr(batch_norm_files, "empty_model", lambda *_: copy.deepcopy(model).to("meta"))
     opened = OpenedFolder(
         config={"model_type": "x", "architectures": ["X"]}, source=ModelSource(model), folder=tmp_path, states={}
     )

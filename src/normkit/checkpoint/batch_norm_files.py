@@ -7,6 +7,8 @@ float32 torch then computes 1 / sqrt(variance + eps) as 1; in the reals it is wi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +42,7 @@ def fold_batch_norms(
         InputError: If its class has no batch norm, or does not run without values.
         ModelError: If transformers cannot build the class, or the file lacks a tensor of a norm or of a map.
     """
-    source, model = opened.source, _built(opened)
+    source, model = opened.source, empty_model(opened.config, opened.folder)
     norms = batch_norms_of(model)
     _, seen = run_of(model, None)
     named: dict[str, BatchNorm] = {}
@@ -98,9 +100,13 @@ def fold_batch_norms(
     return beside_norms(model, seen, take)
 
 
-def _built(opened: OpenedFolder) -> nn.Module:
-    """The class that the configuration names, on the meta device."""
-    config, class_ = model_class(dict(opened.config), opened.folder)
+def empty_model(values: Mapping[str, Any], folder: Path) -> nn.Module:
+    """A model of the class that a configuration names, without values: on the meta device, in evaluation mode.
+
+    Raises:
+        ModelError: If transformers does not know or cannot build it.
+    """
+    config, class_ = model_class(dict(values), folder)
     try:
         with quiet_libraries(), torch.device("meta"):
             model: nn.Module = class_(config).eval()

@@ -31,6 +31,8 @@ parameters.py      which tensors are gains and biases of norms
 parameter_pairs.py which norm of one file stands for which of another, by names, by values where these do not tell
 relations.py       how one vector follows from another, exactly or after rounding
 folded_gains.py    gains that are in the readers of their norm
+folded_batch_norms.py  batch norms that are in the map beside them, rightly or not
+scaled_maps.py     weights of two models whose channels are multiples of each other
 runtimes.py        what a runtime computes from a stored gain (runtimes.toml)
 values.py          the relation of every gain and bias, and whether it is right
 value_groups.py    many of them, told together; vectors that are another norm's, layers in another order

@@ -111,6 +111,16 @@ def _of_values(found: Values) -> Iterator[Cause]:
             remedy=f"convert running mean and variance anew from {found.reference}",
             places=places,
         )
+    for words in dict.fromkeys(each.words for each in found.batch_norms if each.is_right is False):
+        places = tuple(each.path for each in found.batch_norms if each.words == words)
+        many = f"{len(places)} batch norms ({shortened(places, 2)}) are"
+        which = f"The batch norm {places[0]} is" if len(places) == 1 else many
+        yield Cause(
+            level="values",
+            sentence=f"{which} {words}.",
+            remedy=f"fold them anew from {found.reference}, with nk.fold or an exporter in evaluation mode",
+            places=places,
+        )
     if found.missing:
         are = "is" if len(found.missing) == 1 else "are"
         kept = {each.reference_path for each in found.tensors}

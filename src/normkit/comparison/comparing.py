@@ -133,7 +133,7 @@ def compare_sides(
         paths = [(each.path, each.reference_path) for each in values.tensors]
         metadata = compare_metadata(port.weights, reference.weights, paths)
         found = replace(found, metadata=metadata, values=values)
-    is_compared = found.values is not None and bool(found.values.tensors)
+    is_compared = found.values is not None and bool(found.values.tensors or found.values.batch_norms)
     if "conventions" not in lacking:
         try:
             found = _with_norms(found, port, reference, batch, lacking, site=site, run=run, progress=progress)
@@ -218,6 +218,9 @@ def _with_norms(
             lacking.setdefault("rows", rows.not_run)
     in_place = {path: other for path, other, _ in rows.pairs} | {each.path: each.reference_path for each in stored}
     alone = with_counterparts(unmatched(here.book, there.book, paired), in_place)
+    # What became of these is told already.
+    folded_away = {each.path for each in (() if found.values is None else found.values.batch_norms)}
+    alone = tuple(each for each in alone if each.owner == "port" or each.path not in folded_away)
     conventions = Conventions(
         pairs=tuple(
             across_dtypes(_observed(each, recordings), _dtypes(each.pair, recordings), were_run=len(runs) == 2)

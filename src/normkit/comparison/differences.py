@@ -190,8 +190,11 @@ class Comparison:
         """Whether they are the same; "undecided" where what can be read allows both, or nothing can be compared."""
         if self.differs:
             return "different"
-        are_open = self.values is not None and any(group.is_right is None for group in self.values.groups)
-        has_compared = (self.values is not None and self.values.tensors) or self.conventions.pairs
+        values = self.values
+        judged = [] if values is None else [each.is_right for each in values.groups]
+        judged += [] if values is None else [each.is_right for each in values.batch_norms]
+        are_open = None in judged
+        has_compared = judged or self.conventions.pairs
         return "undecided" if are_open or not has_compared else "the same"
 
     @property

@@ -40,8 +40,10 @@ _NUMBER = re.compile(r"_\d+(?=\.|$)")
 _SIZES = (2, 3, 4, 5)
 """Lengths of axes whose length the graph leaves open."""
 _CHANNELS_FIRST = {"InstanceNormalization", "GroupNormalization", "BatchNormalization"}
-_LINEAR = {"Conv", "ConvInteger", "Gemm", "MatMul", "MatMulInteger"}
+_LINEAR = {"Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger"}
 """Operators whose second input is the weight of a linear module; MatMul has it transposed."""
+_BIASED = {"Conv", "ConvTranspose", "Gemm"}
+"""Those whose third input is its bias."""
 
 
 class OnnxModel:
@@ -245,6 +247,9 @@ class OnnxModel:
             for name in node.input[1:2] if node.op_type in _LINEAR and path else ():
                 if math.prod(self.source.stored[name].shape if name in self.source.stored else ()) > 1:
                     parts.setdefault(name, f"{path}.weight")
+            for name in node.input[2:3] if node.op_type in _BIASED and path else ():
+                if name in self.source.stored:
+                    parts.setdefault(name, f"{path}.bias")
         for name, own in parts.items():
             stem = name.removesuffix("_quantized")
             # An exporter that keeps a module's own name writes it with dots.

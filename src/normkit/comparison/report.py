@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -66,6 +67,9 @@ def values_facts(found: Values) -> tuple[Fact, ...]:
     for told in dict.fromkeys(each.words for each in found.running):
         paths = [each.path for each in found.running if each.words == told]
         facts.append(Fact("running statistics", f"{shortened(paths, 2)}: {told}", _TONES[told == "equal"]))
+    for told, is_right in dict.fromkeys((each.words, each.is_right) for each in found.batch_norms):
+        paths = [each.path for each in found.batch_norms if each.words == told]
+        facts.append(Fact("batch norms", f"{shortened(paths, 2)}: {told}", _TONES[is_right]))
     if found.missing:
         facts.insert(0, Fact("missing", listed(found.missing), "error"))
     if found.extra:
@@ -125,6 +129,10 @@ def _sames(found: Comparison) -> str:
         roles = Counter[str](each.role for each in found.values.tensors)
         names = [f"{roles[role]} {name}" for role, name in (("weight", "gains"), ("bias", "biases")) if roles[role]]
         parts.append(f"all {' and '.join(names)} that are stored are right{words}")
+    if found.values is not None and (norms := found.values.batch_norms) and all(each.is_right for each in norms):
+        most = max(each.roundings or 0.0 for each in norms)
+        are = f"all {len(norms)} batch norms" if len(norms) > 1 else "the batch norm"
+        parts.append(f"{are} of the reference folded rightly, exact to {counted(math.ceil(most), 'rounding')}")
     if count := len(found.conventions.pairs):
         parts.append(
             f"all {count} norms compute the same formulas" if count > 1 else "the norm computes the same formula"

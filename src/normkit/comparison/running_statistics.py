@@ -62,7 +62,7 @@ def compare_running(
         >>> compare_running(weights_of(fresh), weights_of(trained))[0].words
         'as initialised (mean 0, variance 1): not converted'
     """
-    ours, theirs = _found(port), _found(reference)
+    ours, theirs = found_statistics(port), found_statistics(reference)
     given = {_plain(path): _plain(other) for path, other in (paths or {}).items()}
     pairs = {path: given.get(path, path) for path in ours if given.get(path, path) in theirs}
     rest = [path for path in ours if path not in pairs]
@@ -79,7 +79,7 @@ def compare_running(
     return tuple(found)
 
 
-def _found(weights: Weights) -> dict[str, tuple[str, str]]:
+def found_statistics(weights: Weights) -> dict[str, tuple[str, str]]:
     """Path of a norm -> the names of its mean and variance."""
     found = {}
     for name in weights.source.tensors:

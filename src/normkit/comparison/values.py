@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normkit.comparison.folded_batch_norms import FoldedBatchNorm, compare_folded
 from normkit.comparison.folded_gains import folding, holds_bias, readers_of
 from normkit.comparison.gguf_file import with_reference_names
 from normkit.comparison.other_tensors import OtherTensors, compare_others
@@ -47,6 +48,8 @@ class Values:
     """Name of a tensor that the other side's runtime does not keep in its file -> where it is."""
     running: tuple[RunningStatistics, ...] = ()
     """The running statistics of batch norms."""
+    batch_norms: tuple[FoldedBatchNorm, ...] = ()
+    """The batch norms of the reference that the port lacks, found in the maps beside them."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -59,9 +62,10 @@ class Values:
         """Whether every gain and bias is right; None if none is wrong and some are undecided."""
         if self.missing or self.extra or not all(each.is_right for each in self.running):
             return False
-        if any(each.is_right is False for each in self.tensors):
+        judged = [each.is_right for each in self.tensors] + [each.is_right for each in self.batch_norms]
+        if False in judged:
             return False
-        return True if self.tensors and all(each.is_right for each in self.tensors) else None
+        return True if judged and all(judged) else None
 
     def with_folded(self, paths: Collection[str]) -> Values:
         """The values, where a run has shown that what reads these norms holds their gains and biases."""
@@ -85,6 +89,7 @@ class Values:
             "tensors": [each.to_json() for each in self.tensors],
             "others": {**vars(self.others)},
             "running": [each.to_json() for each in self.running],
+            "batch_norms": [each.to_json() for each in self.batch_norms],
         }
 
 
@@ -172,7 +177,13 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
     unsure = [name for norm in alone if not norm.is_named for name in _names(norm)]
     taken = {each.name for each in found}
     running = compare_running(port, reference, {each.path: each.reference_path for each in found})
-    statistics = {name for each in running for name in each.names}
+    batch_norms = compare_folded(port, reference, running)
+    inside = {each.path for each in batch_norms}
+    running = tuple(each for each in running if each.reference_path not in inside)
+    found = [each for each in found if each.reference_path not in inside]
+    told = {name for each in batch_norms for name in each.names}
+    missing, extra = ([name for name in names if name not in told] for names in (missing, extra))
+    statistics = {name for each in running for name in each.names} | told
     left = [name for name in ours.others if name not in taken and name not in statistics]
     left_there = [name for name in theirs.others if name not in statistics]
     others = compare_others(port, reference, left, left_there, report)
@@ -197,6 +208,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         others=replace(others, missing=tuple(name for name in others.missing if name not in kept)),
         elsewhere=kept,
         running=running,
+        batch_norms=batch_norms,
         notes=(*port.notes, *reference.notes, *notes),
     )
 
