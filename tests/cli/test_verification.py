@@ -185,3 +185,19 @@ def test_folders_that_are_none_are_one_line(saved: Pair, run: Run) -> None:
 def test_it_stands_under_check(run: Run) -> None:
     screen = run("--help").stdout
     assert screen.index("Check:") < screen.index("verify  ") < screen.index("This machine:")
+
+
+@pytest.mark.slow
+def test_the_logits_of_a_model_of_images_agree_after_its_batch_norms_are_folded(tmp_path: Path, run: Run) -> None:
+    from checkpoint.test_batch_norm_files import model_of
+
+    model_of("ResNet").save_pretrained(tmp_path / "source")
+    assert run("fold", tmp_path / "source", tmp_path / "result", "--ops", "batchnorm").exit_code == 0
+    done = run("verify", tmp_path / "source", tmp_path / "result", "--logits", "--json")
+    found = json.loads(done.stdout)["logits"]
+    assert (done.exit_code, found["holds"], found["tokens"]) == (0, True, 2)
+    assert 0 < found["difference"] <= 8 * found["rounding"]
+    assert found["source"] == "random pixels, seed 0, 64 a side"
+    wrong = run("verify", tmp_path / "source", tmp_path / "result", "--logits", "--text", __file__)
+    assert wrong.exit_code == 2
+    assert "got --text of a model that reads pixel_values; leave it out" in " ".join(wrong.stderr.split())

@@ -129,7 +129,7 @@ class Agreement:
     """How near the logits of two models are."""
 
     tokens: int
-    """The number of tokens compared."""
+    """The number of tokens, or of images, compared."""
     largest: float
     """The largest |logit| of the source."""
     difference: float
@@ -143,6 +143,8 @@ class Agreement:
     """The share of tokens for which both models have the same highest logit."""
     unit: float
     """That half unit, relative: of the coarsest dtype that folding rounded to; 0 if it rounded none."""
+    noun: str = "token"
+    """What is counted: "token" or "image"."""
 
     @property
     def holds(self) -> bool:
@@ -194,7 +196,10 @@ def compare_logits(
                 parameter.mul_(1 + unit * (2 * drawn - 1))
         rounding = _largest_difference(logits, (true_logits(source, **batch) for batch in batches))
     return Agreement(
-        tokens=sum(batch["input_ids"].numel() for batch in batches),
+        tokens=sum(
+            batch["input_ids"].numel() if "input_ids" in batch else len(batch["pixel_values"]) for batch in batches
+        ),
+        noun="token" if all("input_ids" in batch for batch in batches) else "image",
         largest=max(0.0, *(float(expected.abs().max()) for expected in logits)),
         difference=difference,
         rounding=rounding,

@@ -54,7 +54,7 @@ def run_of(model: nn.Module, batch: Any) -> tuple[Callable[[nn.Module], Any], Da
     """
     modules: list[nn.Module] = [model, *(each for each in model.modules() if isinstance(each, (_BatchNorm, *MAPS)))]
     error: Exception = ValueError("no input could be made up")
-    for given in _examples(model) if batch is None else [batch]:
+    for given in made_up(model) if batch is None else [batch]:
         call = _caller(given)
         try:
             with buffers_kept(model), random_numbers_kept():
@@ -88,8 +88,11 @@ def _caller(batch: Any) -> Callable[[nn.Module], Any]:
     return call
 
 
-def _examples(model: nn.Module) -> Iterator[Tensor]:
-    """Inputs that a model may take: images or signals for its first convolution, else rows for its first map."""
+def made_up(model: nn.Module) -> Iterator[Tensor]:
+    """Inputs that a model may take: images or signals for its first convolution, else rows for its first map.
+
+    They are drawn from a fixed seed.
+    """
     layer: Any = next((module for module in model.modules() if isinstance(module, (*MAPS, _BatchNorm))), None)
     generator = torch.Generator().manual_seed(0)
     if isinstance(layer, (nn.Linear, _BatchNorm)):

@@ -104,10 +104,12 @@ def describe_proof(found: Verification, agreement: Agreement | None = None, toke
     if agreement:
         said = (
             f"differ by {significant(agreement.difference)} at most, of {significant(agreement.largest)}, in float64, "
-            f"on {counted(agreement.tokens, 'token')} ({tokens})"
+            f"on {counted(agreement.tokens, agreement.noun)} ({tokens})"
         )
         if agreement.difference:
-            said += f"; KL {significant(agreement.divergence)}, the same first token at {percent(agreement.same_first)}"
+            first = "token" if agreement.noun == "token" else "class"
+            same = percent(agreement.same_first)
+            said += f"; KL {significant(agreement.divergence)}, the same first {first} at {same}"
         if agreement.unit:
             rounding = significant(agreement.rounding)
             said += f"; moving the source's weights by half a unit in the last place: {rounding}"

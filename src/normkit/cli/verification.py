@@ -17,6 +17,7 @@ from normkit.cli.options import (
     threads_option,
 )
 from normkit.cli.terminal import print_json, progress, results, shows_progress
+from normkit.errors import InputError
 
 if TYPE_CHECKING:
     from normkit.checkpoint.loading import LoadedModel
@@ -34,8 +35,8 @@ again from SRC, every tensor is derived again and compared bit for bit, and conf
 the certificate are compared with what follows. The certificate only says what was asked for. Neither model is run, and
 no file is held in memory.
 
-With --logits both models are then run in float64: how far apart their logits are, and how far those of SRC move when
-its weights move within their rounding. Exit code 1 if anything fails.
+With --logits both models are then run in float64, on a text or on images: how far apart their logits are, and how far
+those of SRC move when its weights move within their rounding. Exit code 1 if anything fails.
 
 What this does not prove: {"; ".join((*LIMITS, ONE_WAY))}.
 """
@@ -44,7 +45,7 @@ What this does not prove: {"; ".join((*LIMITS, ONE_WAY))}.
 @click.command("verify", help=_HELP, short_help="Prove a folded checkpoint from its source, tensor by tensor.")
 @model_argument("source", "SRC")
 @click.argument("result", metavar="DST", type=click.Path(path_type=Path))
-@click.option("--logits", is_flag=True, help="Also run both models in float64, on a text and on random token ids.")
+@click.option("--logits", is_flag=True, help="Also run both models in float64, on a text and random ids, or on images.")
 @text_option
 @threads_option
 @json_option
@@ -96,7 +97,7 @@ def _agreement(source: Path, result: Path, path: str | None, words: str | None) 
     from normkit.checkpoint.loading import load_model
     from normkit.checkpoint.logits import compare_logits, half_unit
 
-    models = [load_model(str(folder), dtype="float64") for folder in (source, result)]
+    models = [load_model(str(folder), dtype="float64", text_only=False) for folder in (source, result)]
     tensors = Certificate.read(result).tensors.values()
     unit = half_unit({edit["dtype"] for edit in tensors if edit["relation"] in ("product", "sum")})
     batches = _batches(models[0], path, words)
@@ -107,10 +108,19 @@ def _agreement(source: Path, result: Path, path: str | None, words: str | None) 
 
 
 def _batches(loaded: LoadedModel, path: str | None, words: str | None) -> list[Batches]:
-    """Random token ids, and a text if the model has a tokenizer."""
+    """Random token ids, and a text if the model has a tokenizer; or random pixels, and photographs if it reads them."""
     from normkit.cli.texts import batches_for
+    from normkit.measurement.media import from_images, from_random_pixels
     from normkit.measurement.texts import from_random_ids
 
+    reads = loaded.model.main_input_name
+    if reads != "input_ids":
+        if reads != "pixel_values" or path is not None:
+            what = f"a model that reads {reads}" if path is None else f"--text of a model that reads {reads}"
+            raise InputError(f"--logits runs models that read text or images, got {what}; leave it out")
+        drawn = from_random_pixels(loaded.model)
+        has_processor = loaded.processor is not None and not isinstance(loaded.processor, str)
+        return [drawn, from_images(loaded, None, batch_size=_BATCH)] if has_processor else [drawn]
     drawn = from_random_ids(loaded.model, length=_LENGTH, max_tokens=_TOKENS, batch_size=_BATCH)
     if loaded.tokenizer is None and path is None:
         return [drawn]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect as signatures
 import wave
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
+from normkit.checkpoint.norm_neighbours import made_up
 from normkit.errors import InputError, ModelError
 from normkit.measurement.texts import Batches, context_length
 from normkit.text import clipped, counted, typed_line
@@ -56,6 +58,25 @@ def from_images(loaded: LoadedModel, folder: Path | None, *, batch_size: int, wo
         for start in range(0, len(images), batch_size)
     ]
     return Batches(batches=tuple(batches), source=source, decode=None)
+
+
+def from_random_pixels(model: Any) -> Batches:
+    """Two images of random pixels, of the first size that a model takes.
+
+    Raises:
+        InputError: If it takes none.
+    """
+    import torch
+
+    for drawn in made_up(model):
+        pixels = drawn.to(next(model.parameters()).dtype)
+        with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, IndexError):
+            model(pixel_values=pixels)
+            source = f"random pixels, seed 0, {pixels.shape[-1]} a side"
+            return Batches(batches=({"pixel_values": pixels},), source=source, decode=None)
+    raise InputError(
+        f"{type(model).__name__} runs on no image of random pixels that was tried; verify without --logits"
+    )
 
 
 def _pictures(folder: Path | None) -> tuple[list[Image], str]:
