@@ -81,7 +81,6 @@ EXTRA_TESTS = {
     "inspection/report/test_page.py": "normkit.inspection.report.description: the page",
     "inspection/test_files_entered.py": "how many files an inspection and its page pass",
     "checkpoint/test_journal.py": "the journal of a fold, whole and torn",
-    "checkpoint/test_matrices.py": "matrices multiplied and centred, a chunk at a time",
     "checkpoint/test_writing.py": "the weights of a fold: threads, memory, interrupts and full disks",
     "checkpoint/test_families.py": "every family of normkit.models, folded in memory and on disk",
     "models/test_mutations.py": "readers and writers of every family's file, dropped one by one",

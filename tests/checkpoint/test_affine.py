@@ -9,8 +9,8 @@ from folded_checkpoints import check, failed, flipped, folded, tensors
 from folding_cases import BAR, difference, reasons, results
 from normkit.checkpoint import fold, verify
 from normkit.checkpoint.affine import expected_rounding
-from normkit.checkpoint.applying import factors
 from normkit.checkpoint.loading import load
+from normkit.checkpoint.matrices import factors
 from normkit.checkpoint.memory import fold as fold_model
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import Gain

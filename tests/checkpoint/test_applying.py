@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from normkit.checkpoint import arithmetic
-from normkit.checkpoint.applying import MadeVector, Outcome, made, vectors
+from normkit.checkpoint.applying import MadeVector, vectors
 from normkit.checkpoint.arithmetic import rounded
 from normkit.checkpoint.folding import Workers
+from normkit.checkpoint.matrices import Outcome, made
 from normkit.checkpoint.plan import (
     Constant,
     FoldPlan,

@@ -15,8 +15,9 @@ import normkit as nk
 from checkpoint.test_channel_maps import planted
 from folded_checkpoints import flip, tensors
 from normkit.checkpoint import batch_norm_files
-from normkit.checkpoint.applying import Outcome, contents, vectors
+from normkit.checkpoint.applying import contents, vectors
 from normkit.checkpoint.folding import Workers, fold
+from normkit.checkpoint.matrices import Outcome
 from normkit.checkpoint.opening import OpenedFolder, open_checkpoint
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.reader import ModelSource

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from normkit.checkpoint import arithmetic
-from normkit.checkpoint.applying import Outcome, factors, made
 from normkit.checkpoint.arithmetic import rounded
+from normkit.checkpoint.matrices import Outcome, factors, made
 from normkit.checkpoint.plan import Gain, TensorEdit
 from normkit.checkpoint.reader import NAME, TORCH, CheckpointSource, vector
 from normkit.errors import ModelError

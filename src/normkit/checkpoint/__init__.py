@@ -7,7 +7,9 @@
 
     plan.py plan_builder.py planning.py what becomes of each tensor, as data; how it is decided
     affine.py centring.py               the operations: gains and biases; means, and LayerNorms that become RMSNorms
-    arithmetic.py applying.py           one rounding per number; a plan carried out
+    scaling.py headroom.py              the residual stream halved; how often it has to be
+    arithmetic.py matrices.py           one rounding per number; matrices made of rows of the source
+    applying.py                         a plan carried out
     memory.py                           `normkit.fold`: on a model
     batch_norms.py channel_maps.py      its batch norms; a scale and a shift moved into a convolution
     dataflow.py                         which module gives a tensor, and what reads it

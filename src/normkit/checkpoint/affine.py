@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from normkit.checkpoint.applying import Outcome, factors, made
+from normkit.checkpoint.matrices import Outcome, factors, made
 from normkit.checkpoint.plan import (
     Constant,
     Edit,
@@ -31,8 +31,8 @@ from normkit.checkpoint.plan import (
     Rows,
     TensorEdit,
 )
-from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
-from normkit.checkpoint.reader import TORCH, Source
+from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder, fits
+from normkit.checkpoint.reader import Source
 from normkit.models.graph import Attention, Graph, Norm
 
 # Matrices of which a part is read before a fold.
@@ -112,10 +112,10 @@ def move_exponents(context: FoldContext, builder: PlanBuilder, norm: Norm) -> No
         builder.refuse("exponent", norm.name, reason)
         return NormChange(name=norm.name, gain="left", bias=_fate(bias, has_bias, None), reasons=(reason,))
     dtype = builder.written_dtype(factor.weight)
-    fits = _fits(gain / power - norm.offset, dtype)
+    is_held = fits(gain / power - norm.offset, dtype)
     if norm.bias is not None and bias is not None:
-        fits &= _fits(bias / power, builder.written_dtype(norm.bias))
-    kept = tuple(int(index) for index in (~fits & (power != 1)).nonzero().flatten())
+        is_held &= fits(bias / power, builder.written_dtype(norm.bias))
+    kept = tuple(int(index) for index in (~is_held & (power != 1)).nonzero().flatten())
     if len(kept) == int((power != 1).sum()):
         reason = f"{dtype} holds none of the gains that would remain"
         builder.refuse("exponent", norm.name, reason)
@@ -134,11 +134,6 @@ def move_exponents(context: FoldContext, builder: PlanBuilder, norm: Norm) -> No
         readers=tuple(reader.name for reader in readers),
         kept=kept,
     )
-
-
-def _fits(values: Tensor, dtype: str) -> Tensor:
-    """Whether each float64 value is a number of a dtype."""
-    return values.to(TORCH[dtype]).to(torch.float64) == values
 
 
 def expected_rounding(edits: Sequence[Edit], source: Source) -> tuple[float, int]:

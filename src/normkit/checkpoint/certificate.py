@@ -25,7 +25,7 @@ from normkit.checkpoint.model_folder import (
     is_sound_name,
 )
 from normkit.checkpoint.opening import OpenedFolder, folded_config
-from normkit.checkpoint.plan import DTYPES, LIMITS, ONE_WAY, OPERATIONS, FoldPlan, Quotient, VectorEdit
+from normkit.checkpoint.plan import DTYPES, LIMITS, ONE_WAY, OPERATIONS, OPTIONS, FoldPlan, Quotient, VectorEdit
 from normkit.checkpoint.reader import vector
 from normkit.errors import InputError, ModelError
 from normkit.files import field, json_text, parse_json
@@ -78,6 +78,8 @@ class Certificate:
     divided."""
     reload: Mapping[str, Any]
     """The report of transformers on loading the result: a `Reload` as JSON."""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The numbers that operations were given: some of `OPTIONS`."""
     limits: tuple[str, ...] = ()
     """The limits of the proof, in words; certificates of early versions have none."""
 
@@ -86,7 +88,12 @@ class Certificate:
         return {
             "schema_version": _SCHEMA_VERSION,
             "normkit": self.normkit,
-            "asked": {"operations": list(self.operations), "untie": self.untie, "dtype": self.dtype},
+            "asked": {
+                "operations": list(self.operations),
+                "untie": self.untie,
+                "dtype": self.dtype,
+                **({"options": dict(self.options)} if self.options else {}),
+            },
             "source": {"architecture": self.architecture, "files": _listed(self.source)},
             "result": {"architecture": self.becomes, "files": _listed(self.result)},
             "reload": dict(self.reload),
@@ -155,6 +162,7 @@ def certify(
         tensors=tensors,
         smallest_divisor=_smallest_divisor(plan, opened),
         reload=plain(dataclasses.asdict(reload)),
+        options=plan.options,
         limits=(*LIMITS, ONE_WAY) if "batchnorm" in plan.operations else LIMITS,
     )
 
@@ -232,6 +240,9 @@ def _certificate(document: Any) -> Certificate:
         raise ModelError(f"expected operations of {', '.join(OPERATIONS)}, found {quoted(unknown[0])}")
     if dtype not in DTYPES:
         raise ModelError(f"expected a dtype of {', '.join(DTYPES)}, found {quoted(dtype)}")
+    options = asked.get("options", {})
+    if not isinstance(options, dict) or any(type(value) is not OPTIONS.get(key) for key, value in options.items()):
+        raise ModelError(f"expected options of {', '.join(OPTIONS)}, found {quoted(options)}")
     if not (divisor is None or isinstance(divisor, dict)):
         raise ModelError(f"expected a table or nothing under 'smallest_divisor', found {quoted(divisor)}")
     for words in (document.get("normkit"), source.get("architecture"), result.get("architecture")):
@@ -253,6 +264,7 @@ def _certificate(document: Any) -> Certificate:
         tensors=field(document, "tensors", dict),
         smallest_divisor=divisor,
         reload=field(document, "reload", dict),
+        options=options,
         limits=tuple(limits),
     )
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from normkit.checkpoint.applying import MadeVector, Outcome, contents
+from normkit.checkpoint.applying import MadeVector, contents
+from normkit.checkpoint.matrices import Outcome
 from normkit.checkpoint.model_folder import read_exactly
 from normkit.checkpoint.plan import MEASURED, Edit, Relation
 from normkit.checkpoint.reader import CheckpointSource, read_header

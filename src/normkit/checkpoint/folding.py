@@ -50,6 +50,7 @@ def fold(
     threads: int = 1,
     resume: bool = False,
     for_training: bool = False,
+    halvings: int = 0,
     progress: Progress | None = None,
 ) -> Certificate:
     """Fold a checkpoint of transformers, streamed: memory does not grow with it. The source is only read.
@@ -64,6 +65,7 @@ def fold(
         threads: Threads that compute; the bits do not depend on their number.
         resume: Finish a fold that was interrupted; the bits are those of one that was not.
         for_training: The result will be trained further: dropout is then an error.
+        halvings: For "scale", how often the residual stream is halved.
         progress: Called with a stage, bytes done, and all bytes.
 
     Returns:
@@ -75,7 +77,9 @@ def fold(
         InputError: If nothing of what was asked can be done, or the destination cannot be written.
     """
     with open_checkpoint(Path(source).expanduser()) as opened:
-        plan = make_plan(opened, operations=operations, untie=untie, dtype=dtype, for_training=for_training)
+        plan = make_plan(
+            opened, operations=operations, untie=untie, dtype=dtype, for_training=for_training, halvings=halvings
+        )
         return write_folded(
             plan,
             opened,

@@ -6,7 +6,7 @@ Its batch norms are folded from what one run of it shows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -15,16 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normkit.checkpoint.applying import Outcome, factors, made, vectors
+from normkit.checkpoint.applying import vectors
 from normkit.checkpoint.arithmetic import all_finite, one_thread_an_operation, partition
 from normkit.checkpoint.batch_norms import FoldProof, plan_batch_norms, prove, set_folded
 from normkit.checkpoint.build_model import KEY, replay
 from normkit.checkpoint.folding import Workers
+from normkit.checkpoint.matrices import Outcome, factors, made
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import FoldPlan, Gain, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import BATCH_NORMS_ONLY, asks_batch_norms, make_plan
 from normkit.checkpoint.reader import Source, check_finite
 from normkit.errors import InputError
+from normkit.models.graph import Norm
 from normkit.spec import NormSpec
 
 _EPS = ("eps", "variance_epsilon")
@@ -42,6 +44,8 @@ class Folding:
     """The columns that gains of zero have wiped out of each matrix, by its name."""
     norms: dict[str, nn.Module]
     """Path -> the LayerNorm that an RMSNorm has replaced, or the BatchNorm that is folded."""
+    scaled: tuple[str, ...] = ()
+    """Paths of the norms that read what is halved, whose eps is changed."""
     proof: FoldProof | None = None
     """For batch norms: how near the outputs of the folded model are to the source's, in float64."""
 
@@ -61,6 +65,7 @@ def fold(
     for_training: bool = False,
     inverse: Folding | None = None,
     batch: Any = None,
+    halvings: int = 0,
 ) -> Folding:
     """Fold the norms of a model of transformers, or the batch norms of any, into the maps beside them; in place.
 
@@ -78,7 +83,8 @@ def fold(
         operations: Any of "gain" and "bias" (of all norms but the final one), "final" (the norm before the head),
             "centre" (what is written to a sum that only LayerNorms read loses its mean), "rms" (LayerNorms become
             RMSNorms), "value" (the bias of values moves behind the attention), "exponent" (in place of "gain" and
-            "final": the power of two of each gain alone, without a rounding). Or "batchnorm" alone. None: "batchnorm"
+            "final": the power of two of each gain alone, without a rounding), "scale" (the residual stream 2^-halvings
+            of what it was, for float16). Or "batchnorm" alone. None: "batchnorm"
             for a model with batch norms, else "gain", "bias" and "final".
         untie: Give a tied head a table of its own.
         for_training: The model will be trained further: dropout is then an error.
@@ -86,6 +92,7 @@ def fold(
             rounded once. Centred weights stay centred, which no LayerNorm sees, and an untied head keeps its table.
         batch: For batch norms, an input: a tensor, a tuple of arguments or a dictionary of keyword arguments. None:
             one is made up for the first convolution or linear map.
+        halvings: For "scale", how often the residual stream is halved.
 
     Returns:
         What was done, and what undoes it.
@@ -118,11 +125,14 @@ def fold(
             raise InputError(BATCH_NORMS_ONLY)
         return _fold_batch_norms(model, batch)
     opened = open_model(model)
-    plan = make_plan(opened, operations=operations, untie=untie, for_training=for_training, change_class=False)
+    plan = make_plan(
+        opened, operations=operations, untie=untie, for_training=for_training, change_class=False, halvings=halvings
+    )
     plan.require_change()
-    _require_eps(model, plan)
+    scaled = {norm.module: norm.eps for norm in opened.graph.norms if norm.eps_key in plan.config}
+    _require_eps(model, (norm for norm in opened.graph.norms if norm.module in {*plan.swaps, *scaled}))
     with one_thread_an_operation():
-        return _apply(model, plan, opened.source)
+        return _apply(model, plan, opened.source, scaled)
 
 
 def _fold_batch_norms(model: nn.Module, batch: Any) -> Folding:
@@ -145,19 +155,19 @@ def _fold_batch_norms(model: nn.Module, batch: Any) -> Folding:
     return Folding(plan=planned.plan, vectors=before, columns={}, norms=norms, proof=proof)
 
 
-def _require_eps(model: nn.Module, plan: FoldPlan) -> None:
-    """Raise InputError if a LayerNorm that becomes an RMSNorm was given another eps than its family's file has."""
-    for path, spec in plan.swaps.items():
-        module = model.get_submodule(path)
-        eps = next((getattr(module, name) for name in _EPS if hasattr(module, name)), spec["eps"])
-        if eps != spec["eps"]:
+def _require_eps(model: nn.Module, norms: Iterable[Norm]) -> None:
+    """Raise InputError if a norm whose eps will be read from a plan was given another than its family's file has."""
+    for norm in norms:
+        module = model.get_submodule(norm.module)
+        eps = next((getattr(module, name) for name in _EPS if hasattr(module, name)), norm.eps)
+        if eps != norm.eps:
             raise InputError(
-                f"expected eps {spec['eps']:g} in {path}, as its class and config have it, got {eps:g}: it was set by "
-                "hand; set it back, or fold without rms"
+                f"expected eps {norm.eps:g} in {norm.module}, as its class and config have it, got {eps:g}: it was set "
+                "by hand; set it back, or fold without rms and scale"
             )
 
 
-def _apply(model: nn.Module, plan: FoldPlan, source: Source) -> Folding:
+def _apply(model: nn.Module, plan: FoldPlan, source: Source, scaled: Mapping[str, float | None]) -> Folding:
     state = model.state_dict()
     matrices = [
         edit
@@ -190,7 +200,16 @@ def _apply(model: nn.Module, plan: FoldPlan, source: Source) -> Folding:
         *above, key = path.split(".")
         config: Any = model.config
         setattr(attrgetter(".".join(above))(config) if above else config, key, value)
-    return Folding(plan=plan, vectors=before, columns=columns, norms=norms)
+    for path in scaled.keys() - plan.swaps.keys():
+        _halve_eps(model.get_submodule(path), plan.options["halvings"])
+    return Folding(plan=plan, vectors=before, columns=columns, norms=norms, scaled=tuple(scaled))
+
+
+def _halve_eps(norm: nn.Module, halvings: int) -> None:
+    """Set the eps of a norm for rows that are halved this often."""
+    for name in _EPS:
+        if hasattr(norm, name):
+            setattr(norm, name, getattr(norm, name) * 0.25**halvings)
 
 
 def _require_possible(edit: TensorEdit, source: Source) -> None:
@@ -230,9 +249,17 @@ def _undo(model: nn.Module, folding: Folding) -> Folding:
             for path in change.readers:
                 if f"{path}.bias" not in folding.vectors:
                     model.get_submodule(path).register_parameter("bias", None)
+    for path in folding.scaled:
+        if path not in folding.norms:
+            _halve_eps(model.get_submodule(path), -folding.plan.options["halvings"])
+    for key, value in folding.plan.config.items() if folding.scaled else ():
+        if isinstance(value, float):
+            setattr(model.config, key, value * 4.0 ** folding.plan.options["halvings"])
     state = model.state_dict()
     with torch.no_grad():
         for edit in folding.plan.edits:
+            if isinstance(edit, TensorEdit) and edit.exponent is not None:
+                state[edit.name].mul_(2.0**-edit.exponent)
             if isinstance(edit, TensorEdit) and isinstance(edit.gain, Gain) and edit.gain_axis is not None:
                 matrix = state[edit.name]
                 by = factors(edit.gain, folding.vectors[edit.gain.weight].cpu()).to(matrix.device)

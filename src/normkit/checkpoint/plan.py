@@ -15,11 +15,14 @@ from typing import Any, Literal
 
 from normkit.errors import InputError
 
-Operation = Literal["gain", "bias", "centre", "rms", "final", "value", "exponent", "batchnorm"]
+Operation = Literal["gain", "bias", "centre", "rms", "final", "value", "exponent", "scale", "batchnorm"]
 ALL: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")
 """The operations that `--ops all` asks for."""
-OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent", "batchnorm")
+OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent", "scale", "batchnorm")
 """The operations of a checkpoint, in order; "batchnorm" is done alone."""
+
+OPTIONS: dict[str, type] = {"halvings": int}
+"""The numbers that operations take, as `make_plan` calls them."""
 
 DTYPES = ("same", "float32")
 """The choices for the dtype of the written weights."""
@@ -110,6 +113,8 @@ class TensorEdit:
     """Axis of that product, not negative."""
     centred_axis: int | None = None
     """Axis along which the mean is subtracted after the product, not negative."""
+    exponent: int | None = None
+    """The result is multiplied by 2 to this power; null for 0."""
 
     @property
     def relation(self) -> Relation:
@@ -117,7 +122,7 @@ class TensorEdit:
         if self.centred_axis is not None:
             return "sum"
         if self.gain is None:
-            return "identical"
+            return "identical" if self.exponent is None else "power"
         return "power" if isinstance(self.gain, Gain) and self.gain.is_power else "product"
 
 
@@ -221,10 +226,16 @@ class VectorEdit:
     """Dtype of the output, as safetensors writes it."""
     value: Constant | Quotient | Mantissa | Sum | Shift
     """The new value, or how it follows."""
+    exponent: int | None = None
+    """(value + offset) times 2 to this power, - offset, is written; null for 0."""
+    offset: float | None = None
+    """The offset of a stored gain; null for 0."""
 
     @property
     def relation(self) -> Relation:
         """How the output follows from the source."""
+        if self.value == Sum():
+            return "power"
         match self.value:
             case Constant():
                 return "constant"
@@ -305,12 +316,16 @@ class FoldPlan:
     """Keys of config.json that are removed."""
     swaps: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Path of each norm that becomes an RMSNorm for which no stock class exists -> its spec as JSON."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """The numbers that operations were given, by the names of `make_plan`'s arguments."""
     remarks: tuple[str, ...] = ()
     """Notes for the user, one sentence each, for example that equality holds in evaluation mode."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, the same for the same plan."""
         document = dataclasses.asdict(self)
+        if not self.options:
+            del document["options"]
         document["edits"] = [
             {"relation": edit.relation, **written} for edit, written in zip(self.edits, document["edits"], strict=True)
         ]

@@ -26,7 +26,7 @@ from normkit.checkpoint.plan import (
     TensorEdit,
     VectorEdit,
 )
-from normkit.checkpoint.reader import Source, TensorInfo, check_finite
+from normkit.checkpoint.reader import TORCH, Source, TensorInfo, check_finite
 from normkit.errors import InputError, ModelError
 from normkit.models.expansion import Settings
 from normkit.models.graph import Graph
@@ -58,6 +58,11 @@ class FoldContext:
             check_finite(name, values)
             self._read[name] = values
         return self._read[name]
+
+
+def fits(values: Tensor, dtype: str) -> Tensor:
+    """Whether each float64 value is a number of a dtype, named as safetensors does."""
+    return values.to(TORCH[dtype]).to(torch.float64) == values
 
 
 class PlanBuilder:
@@ -99,6 +104,17 @@ class PlanBuilder:
     def centre(self, name: str, axis: int) -> None:
         """Subtract the mean of a matrix or of a table along one axis."""
         self._edits[name] = dataclasses.replace(self._matrix(name), centred_axis=axis)
+
+    def shift(self, name: str, exponent: int, offset: float = 0.0) -> None:
+        """Multiply a tensor by 2^exponent once more; a stored gain has an offset, which is added before."""
+        self._require_floating(name)
+        edit = self._edits[name]
+        if offset and isinstance(edit, TensorEdit):
+            self.set_vector(name, Sum())
+            edit = self._edits[name]
+        if isinstance(edit, VectorEdit):
+            edit = dataclasses.replace(edit, offset=offset or None)
+        self._edits[name] = dataclasses.replace(edit, exponent=(edit.exponent or 0) + exponent or None)
 
     def copy_table(self, name: str, source: str) -> None:
         """Create a tensor for a head that shared a table; other calls with its name then edit it."""

@@ -1,6 +1,6 @@
 """From the graph of a checkpoint and what is asked for to a plan: reads headers and vectors, never a matrix.
 
-Each operation is planned in a file of its own: affine.py, centring.py.
+Each operation is planned in a file of its own: affine.py, centring.py, scaling.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from normkit.checkpoint.model_folder import CONFIG, code_files
 from normkit.checkpoint.opening import Opened, OpenedFolder, paths_to
 from normkit.checkpoint.plan import DTYPE_KEYS, DTYPES, OPERATIONS, Edit, FoldPlan, NormChange, Operation, TensorEdit
 from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
+from normkit.checkpoint.scaling import scale_stream
 from normkit.errors import InputError
 from normkit.models.expansion import Settings
 from normkit.spec import NormSpec
 from normkit.text import counted, percent
 
+MOST_HALVINGS = 24
+"""More would take float16 below what it holds."""
 DEFAULT: tuple[Operation, ...] = ("gain", "bias", "final")
 BATCH_NORMS_ONLY = "untie and for_training are not for batch norms: a folded one no longer normalizes; leave them out"
 
@@ -32,6 +35,7 @@ def make_plan(
     dtype: str = "same",
     for_training: bool = False,
     change_class: bool = True,
+    halvings: int = 0,
 ) -> FoldPlan:
     """Decide what folding does to each tensor, and what it does not do and why.
 
@@ -42,6 +46,7 @@ def make_plan(
         dtype: Dtype of what is written: "same", or "float32".
         for_training: The result will be trained further: dropout is then an error.
         change_class: The model may become one of another family, if that family computes the same.
+        halvings: For "scale", how often the residual stream is halved.
 
     Raises:
         InputError: If an argument is not one of its choices, or the model has dropout and will be trained further.
@@ -61,6 +66,8 @@ def make_plan(
     asked = DEFAULT if operations is None else tuple(name for name in OPERATIONS if name in operations)
     if "exponent" in asked and (rival := next((name for name in asked if name in ("gain", "final")), None)):
         raise InputError(f"exponent leaves the mantissas that {rival} would fold; ask for one of them")
+    if ("scale" in asked) != (halvings != 0) or not 0 <= halvings <= MOST_HALVINGS:
+        raise InputError(f"scale takes 1 to {MOST_HALVINGS} halvings, got {halvings} with {', '.join(asked)}")
     settings = Settings(graph.family, config)
     rates = {key: settings.value(key) for key in graph.family.config.dropout}
     dropout = ", ".join(f"{key} = {rate}" for key, rate in rates.items() if rate)
@@ -94,10 +101,17 @@ def make_plan(
     if "value" in asked:
         for attention in graph.attentions:
             move_value_bias(context, builder, attention)
+    if "scale" in asked:
+        written |= scale_stream(context, builder, halvings)
     swaps: dict[str, NormSpec] = {}
     dropped: tuple[str, ...] = ()
     if "rms" in asked:
         changes, swaps = become_rms(context, builder, changes)
+        keyed = {norm.module for norm in graph.norms if norm.eps_key in written}
+        swaps = {
+            path: spec.replace(eps=(spec.eps or 0.0) * 0.25**halvings) if path in keyed else spec
+            for path, spec in swaps.items()
+        }
         if swaps and change_class and (other := change_family(context, builder, len(swaps))) is not None:
             swaps, written, dropped = {}, written | other[0], tuple(key for key in other[1] if key in config)
     if swaps:
@@ -118,6 +132,7 @@ def make_plan(
         config=written,
         dropped=dropped,
         swaps={path: spec.to_json() for path, spec in swaps.items()},
+        options={"halvings": halvings} if halvings else {},
         remarks=(
             *([f"equal in evaluation mode, not under dropout ({dropout})"] if dropout else ()),
             *_remarks(context, opened, edits, changes),
@@ -132,6 +147,8 @@ def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit], change
     if whole := sum(len(norm.kept) for norm in changes if norm.gain == "mantissa"):
         dtypes = " and ".join(sorted({edit.dtype for edit in edits if edit.relation == "power"}))
         remarks.append(f"{counted(whole, 'gain')} stay whole, as {dtypes} would lose a bit of what remains")
+    if "scale" in context.operations and any(edit.exponent for edit in edits):
+        remarks.append("hidden states are smaller by that power of two; what norms make of them is the same")
     narrow = [edit for edit in edits if edit.dtype in ("F16", "BF16")]
     if any(edit.relation == "product" for edit in narrow):
         error, count = expected_rounding(edits, context.source)

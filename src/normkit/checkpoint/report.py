@@ -54,6 +54,8 @@ def describe_plan(plan: FoldPlan, tensors: Mapping[str, TensorInfo], memory: int
     summary = f"{plan.num_folded} of {counted(len(plan.norms), 'norm')} folded"
     if plan.centred:
         summary += f", {counted(len(plan.centred), 'writer')} centred"
+    if "scale" in plan.operations and not any(refusal.operation == "scale" for refusal in plan.refusals):
+        summary += f", scaled by 2^-{plan.options['halvings']}"
     if rms := plan.num_rms:
         summary += f", {counted(rms, 'LayerNorm')} made {'an RMSNorm' if rms == 1 else 'RMSNorms'}"
     # A reason that is among the refusals is not told a second time.

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit.checkpoint.applying import MadeVector, Outcome, contents
+from normkit.checkpoint.applying import MadeVector, contents
+from normkit.checkpoint.matrices import Outcome
 from normkit.checkpoint.model_folder import INDEX, WEIGHTS, read_exactly, read_json
 from normkit.checkpoint.plan import MEASURED, Edit, FoldPlan, TensorEdit
 from normkit.checkpoint.reader import TORCH, CheckpointSource, Located, TensorInfo, header_bytes

@@ -129,7 +129,9 @@ def verify(
 
 def _checks(recorded: Certificate, opened: OpenedFolder, folder: Path, workers: Workers) -> list[Checked]:
     try:
-        plan = make_plan(opened, operations=recorded.operations, untie=recorded.untie, dtype=recorded.dtype)
+        plan = make_plan(
+            opened, operations=recorded.operations, untie=recorded.untie, dtype=recorded.dtype, **recorded.options
+        )
     except InputError as error:
         raise ModelError(str(error)) from None
     layouts = lay_out(plan, opened.source)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,9 +16,16 @@ from normkit.cli.options import (
     quiet_option,
     resume_option,
     source_options,
+    text_option,
     threads_option,
 )
 from normkit.cli.terminal import print_json, progress, results, shell_word, shows_progress
+
+if TYPE_CHECKING:
+    from normkit.checkpoint.headroom import Headroom
+
+# Tokens on which `--fit` measures.
+_TOKENS, _LENGTH, _BATCH = 2048, 256, 4
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
@@ -31,6 +40,8 @@ rms       such LayerNorms become RMSNorms with the same eps
 value     the bias of values moves behind the attention
 exponent  in place of gain and final: only the power of two of each gain
           moves, a gain in [0.7, 1.4] stays; no bit is lost in any dtype
+scale     the residual stream 2^-K of what it was, and eps 4^-K: for float16;
+          K from --halvings, or from --fit
 batchnorm alone; of a model with batch norms, by default: each goes into the
           convolution or linear map before it, else into the one after it
 
@@ -81,6 +92,13 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     show_default=True,
     help="Dtype of the written weights.",
 )
+@click.option("--halvings", type=int, default=0, metavar="K", help="For scale: divide the residual stream by 2^K.")
+@click.option(
+    "--fit",
+    type=click.Choice(["float16"]),
+    help="For scale: run the model on a text and take the K with which its stream fits.",
+)
+@text_option
 @click.option("--max-memory", callback=_bytes, metavar="SIZE", help="Use at most this much memory, such as 1GB.")
 @threads_option
 @resume_option
@@ -95,6 +113,9 @@ def fold_checkpoint(
     ops: tuple[str, ...] | None,
     untie: bool,
     dtype: str,
+    halvings: int,
+    fit: str | None,
+    text: str | None,
     max_memory: int | None,
     threads: int,
     resume: bool,
@@ -110,13 +131,28 @@ def fold_checkpoint(
     from normkit.checkpoint.hub import find_model
     from normkit.checkpoint.opening import open_checkpoint
     from normkit.checkpoint.planning import make_plan
+    from normkit.errors import InputError
 
     shown = shows_progress(quiet=quiet or as_json)
     folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
     if destination is None and not only_plan:
         raise click.UsageError("Missing argument 'DST', the folder to write; --plan needs none.")
+    if text is not None and fit is None:
+        raise click.UsageError("--text needs --fit: only a fit runs the model.")
+    if fit is not None and (halvings or "scale" not in (ops or ())):
+        raise click.UsageError("--fit is for --ops scale, in place of --halvings.")
+    measured = _headroom(folder, text) if fit else None
+    if measured is not None and not measured.halvings:
+        raise InputError(f"nothing needs to be scaled: {measured}")
     with open_checkpoint(folder) as opened:
-        plan = make_plan(opened, operations=ops, untie=untie, dtype=dtype, for_training=for_training)
+        plan = make_plan(
+            opened,
+            operations=ops,
+            untie=untie,
+            dtype=dtype,
+            for_training=for_training,
+            halvings=measured.halvings if measured else halvings,
+        )
         memory = None
         document = {"schema_version": 1, **plan.to_json()}
         if only_plan or destination is None:
@@ -141,7 +177,24 @@ def fold_checkpoint(
         from normkit.checkpoint.report import describe_plan
         from normkit.show.terminal import section
 
-        results().print(section(describe_plan(plan, opened.source.tensors, memory), most=40))
+        described = describe_plan(plan, opened.source.tensors, memory)
+        if measured is not None:
+            described = dataclasses.replace(described, remarks=(str(measured), *described.remarks))
+        results().print(section(described, most=40))
     if not only_plan:
         words = shell_word(source if revision is None else f"{source}@{revision}"), shell_word(str(destination))
         results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)
+
+
+def _headroom(folder: Path, path: str | None) -> Headroom:
+    """How large the numbers of a model become on a text, in float32."""
+    from normkit.checkpoint.headroom import headroom
+    from normkit.checkpoint.loading import load_model
+    from normkit.checkpoint.opening import open_checkpoint
+    from normkit.cli.texts import batches_for, read_text
+
+    words = None if path is None else read_text(path, _TOKENS)
+    loaded = load_model(str(folder), dtype="float32")
+    batches = batches_for(loaded, path, words, length=_LENGTH, max_tokens=_TOKENS, batch_size=_BATCH)
+    with open_checkpoint(folder) as opened:
+        return headroom(loaded.model, opened.graph, batches.batches)

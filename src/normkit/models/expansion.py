@@ -260,6 +260,8 @@ class _Expansion:
                 bias=bias,
                 offset=entry.offset,
                 eps=self._settings.eps(entry.eps),
+                eps_key="" if isinstance(entry.eps, float | int) else entry.eps or self._family.config.eps,
+                of=tuple(self._place(linear, at, indices) for linear in entry.of),
                 reads=self._place(entry.reads, at, indices),
                 gives=self._place(entry.gives, at, indices) or name,
                 writes=tuple(self._place(space, at, indices) for space in entry.writes),

@@ -58,6 +58,8 @@ class NormEntry:
     """Spaces that its output is added to."""
     opaque: str = ""
     """The other taker of its output, in words; if there is one, neither gain nor bias can leave the norm."""
+    of: tuple[str, ...] = ()
+    """Linear maps whose outputs it normalizes head by head, before anything else reads them."""
     offset: float = 0.0
     """Added to the stored gain."""
     weight: bool | str = True

@@ -34,6 +34,10 @@ class Norm:
     """Added to the stored gain."""
     eps: float | None
     """In the units of its input squared."""
+    eps_key: str = ""
+    """Key of config.json that holds it; "" if it stands in the code of its class."""
+    of: tuple[str, ...] = ()
+    """Paths of the linear maps whose outputs it normalizes head by head."""
     reads: str
     """Space, or ""."""
     gives: str
@@ -273,7 +277,10 @@ def _faults(graph: Graph) -> Iterator[str]:
         if writer.writes and not graph.is_read(writer.writes):
             yield f"{writer.name} writes {writer.writes!r}, which nothing reads"
     read = _read(graph)
+    names = {linear.name for linear in graph.linears}
     for norm in graph.norms:
+        for name in set(norm.of) - names:
+            yield f"{norm.name} normalizes the output of {name!r}, which is no linear map"
         for space in norm.writes:
             if _stem(space) not in read:
                 yield f"{norm.name} writes {space!r}, which nothing reads"

@@ -1,0 +1,119 @@
+"""`scale`: what is written to sums times 2^-k, and eps of the norms that read them times 4^-k.
+
+    norm(2^-k x; 4^-k eps) = norm(x; eps)
+
+Writers, tables and gains that are added to such a sum lose k halvings; what reads one without a norm gains them. Every
+factor is a power of two, so that nothing is rounded short of underflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder, fits
+from normkit.models.graph import Graph, Linear, Norm
+
+# The smallest normal float32: runtimes add eps in float32.
+_SMALLEST_EPS = 2.0**-126
+
+
+def scaled_spaces(graph: Graph) -> tuple[str, ...]:
+    """The sums that norms read whose eps stands in config.json."""
+    return tuple(
+        space for space in graph.spaces if graph.norms_of(space) and all(norm.eps_key for norm in graph.norms_of(space))
+    )
+
+
+def scale_stream(context: FoldContext, builder: PlanBuilder, halvings: int) -> dict[str, Any]:
+    """Halve all that is written to the sums of a checkpoint, or refuse it; the keys of config.json to set."""
+    graph, spaces = context.graph, scaled_spaces(context.graph)
+    for place, reason in _obstacles(context, builder, halvings):
+        builder.refuse("scale", place, reason)
+        return {}
+    for space in spaces:
+        for writer in graph.writers(space):
+            for name in (writer.weight, writer.bias) if isinstance(writer, Linear) else (writer.name, *writer.aliases):
+                if name is not None:
+                    builder.shift(name, -halvings)
+        for reader in graph.readers(space):
+            builder.shift(reader.weight, halvings)
+    for norm in _added(graph):
+        _shift_norm(builder, norm, -halvings)
+        for reader in graph.readers(norm.gives):
+            builder.shift(reader.weight, halvings)
+    for name in {name for norm in graph.norms for name in norm.of if norm.eps_key}:
+        linear = _named(graph, name)
+        for tensor in (linear.weight, linear.bias):
+            if tensor is not None:
+                builder.shift(tensor, -halvings)
+    for norm in _before_shared_heads(context):
+        _shift_norm(builder, norm, halvings)
+    keys = {norm.eps_key: norm.eps for norm in graph.norms if norm.eps_key and norm.eps is not None}
+    return {key: eps * 0.25**halvings for key, eps in keys.items()}
+
+
+def _obstacles(context: FoldContext, builder: PlanBuilder, halvings: int) -> Iterator[tuple[str, str]]:
+    """(place, reason) of all that stands against it."""
+    graph, spaces = context.graph, scaled_spaces(context.graph)
+    if not spaces:
+        yield graph.architecture, f"the eps of {graph.norms[0].name} stands in the code of its class, not in its config"
+    for norm in graph.norms:
+        if norm.eps_key and norm.reads not in spaces and not norm.of:
+            what = f"the {norm.reads}" if norm.reads else "no sum of linear maps"
+            yield norm.name, f"it has the eps of the norms that read the {spaces[0]}, and it normalizes {what}"
+        if norm.eps_key and norm.eps is not None and 0 < norm.eps * 0.25**halvings < _SMALLEST_EPS:
+            yield (
+                norm.name,
+                f"its eps of {norm.eps:g} times 4^-{halvings} is below what float32 holds; halve less often",
+            )
+    for space in spaces:
+        if space in graph.returned:
+            yield space, f"{graph.architecture} returns the {space}"
+        for writer in graph.writers(space):
+            if isinstance(writer, Linear) and writer.through:
+                yield writer.name, f"{writer.through} stands between it and the {space}"
+            elif not isinstance(writer, Linear) and not context.untie:
+                for head in (linear for linear in graph.linears if linear.tied_to == writer.name):
+                    norms = [norm for norm in _before_shared_heads(context) if norm.gives == head.reads]
+                    if not norms or norms[0].weight is None:
+                        yield writer.name, f"{head.name} shares it, and no gain before {head.name} can make up for it"
+    changed = [(norm, -halvings) for norm in _added(graph)]
+    changed += [(norm, halvings) for norm in _before_shared_heads(context)]
+    for norm, exponent in changed:
+        if norm.weight is None:
+            yield norm.name, "it has no gain to take the factor"
+            continue
+        if exponent < 0 and (norm.opaque or {norm.name, norm.gives} & graph.returned):
+            yield norm.name, f"its output also goes to {norm.opaque or f'the caller of {graph.architecture}'}"
+        if any(space not in spaces and graph.is_read(space) for space in norm.writes):
+            yield norm.name, "its output is also added to a sum that is not scaled"
+        dtype = builder.written_dtype(norm.weight)
+        gain = context.vector(norm.weight) + norm.offset
+        if norm.offset and not bool(fits(gain * 2.0**exponent - norm.offset, dtype).all()):
+            yield norm.name, f"{dtype} does not hold weight for 2^{exponent} (1 + weight) - 1; fold with dtype float32"
+
+
+def _added(graph: Graph) -> list[Norm]:
+    """The norms whose output is added to a sum that is scaled."""
+    spaces = scaled_spaces(graph)
+    return [norm for norm in graph.norms if any(space in spaces for space in norm.writes)]
+
+
+def _before_shared_heads(context: FoldContext) -> list[Norm]:
+    """The norms that only a head reads that shares a table which is scaled."""
+    graph = context.graph
+    if context.untie:
+        return []
+    tied = {linear.reads for linear in graph.linears if linear.tied_to}
+    return [norm for norm in graph.norms if norm.gives in tied and all(_.tied_to for _ in graph.readers(norm.gives))]
+
+
+def _shift_norm(builder: PlanBuilder, norm: Norm, exponent: int) -> None:
+    builder.shift(str(norm.weight), exponent, norm.offset)
+    if norm.bias is not None:
+        builder.shift(norm.bias, exponent)
+
+
+def _named(graph: Graph, name: str) -> Linear:
+    return next(linear for linear in graph.linears if linear.name == name)

@@ -1,0 +1,123 @@
+"""`scale`: the residual stream halved some times, eps with it, and no number loses a bit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from folded_checkpoints import check, failed, flipped, folded, tensors, write_certificate
+from folding_cases import BAR, FLAGS, TIES, difference, reasons, results
+from normkit.checkpoint import verify
+from normkit.checkpoint.loading import load
+from normkit.checkpoint.memory import fold
+from normkit.checkpoint.opening import open_model
+from normkit.checkpoint.planning import make_plan
+from normkit.errors import InputError
+from planned_models import model_of, plan_of
+from tiny_models import tiny
+
+REFUSED = {
+    "olmo": "stands in the code of its class",
+    "opt": "stands in the code of its class",
+    "opt_post_norm": "stands in the code of its class",
+    "whisper": "stands in the code of its class",
+    "bert": "normalizes no sum of linear maps",
+    "modernbert": "normalizes no sum of linear maps",
+    "modernbert_bias": "normalizes no sum of linear maps",
+}
+
+
+def halved(family: str, halvings: int = 3, operations: tuple[str, ...] = ("scale",), **options: object) -> float:
+    """The largest difference after a fold in memory; 0 where it is refused with the reason."""
+    model, inputs = tiny(family, **options)
+    before = results(model, inputs)
+    untie = options.get("tied") is None
+    if family in REFUSED:
+        (refusal,) = plan_of(model, "scale", halvings=halvings, untie=untie).refusals
+        assert REFUSED[family] in refusal.reason
+        return 0.0
+    fold(model, operations=operations, halvings=halvings, untie=untie)
+    return difference(before, results(model, inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize(("family", "tied"), TIES)
+def test_halved_often_a_model_computes_the_same(family, tied):
+    assert halved(family, 5, tied=tied, eps=1e-2) <= BAR
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("family", "flags"), FLAGS)
+def test_so_it_does_with_flags_and_with_everything_else(family, flags):
+    assert halved(family, **flags) <= BAR
+    every = ("gain", "bias", "final", "centre", "rms", "value", "scale")
+    assert halved(family, 2, every, **flags) <= BAR
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gpt2", "olmo2"])
+def test_in_bfloat16_no_bit_is_lost_and_a_changed_exponent_is_named(family, tmp_path):
+    pair = folded(tmp_path, family, torch.bfloat16, operations=["scale"], halvings=4, untie=True)
+    found = verify(pair.source, pair.result)
+    assert failed(found) == {}
+    assert check(found, "figures").what == "no sum was rounded, no power of two lost a bit"
+    assert {entry["relation"] for entry in pair.certificate["tensors"].values()} == {"identical", "power"}
+    inputs = tiny(family)[1]
+    before, after = (load(folder, dtype="float64") for folder in (pair.source, pair.result))
+    assert difference(results(before, inputs), results(after, inputs)) <= BAR
+    name, place = next(
+        (name, place)
+        for name, place in tensors(pair.result).items()
+        if pair.certificate["tensors"][name]["relation"] == "power"
+    )
+    with flipped(place.file, place.start):
+        assert failed(verify(pair.source, pair.result))["power"].startswith(f"{name}[0")
+    document = pair.certificate
+    document["asked"]["options"]["halvings"] = 3
+    write_certificate(pair.result, document)
+    faults = failed(verify(pair.source, pair.result))
+    assert {"plan", "power", "config.json"} <= faults.keys()
+
+
+def test_what_cannot_be_halved_is_refused_with_the_reason():
+    asked = {"halvings": 3, "untie": True}
+    gemma = reasons(plan_of(model_of("gemma3", dtype=torch.bfloat16), "scale", **asked), "scale")
+    assert "BF16 does not hold weight for 2^-3 (1 + weight) - 1; fold with dtype float32" in next(iter(gemma.values()))
+    headless = model_of("llama", class_name="LlamaModel")
+    assert plan_of(headless, "scale", halvings=3).refusals == ()
+    gpt2 = plan_of(model_of("gpt2"), "scale", halvings=24).refusals
+    assert not gpt2
+    tiny_eps = reasons(plan_of(model_of("vit", eps=1e-30), "scale", halvings=24), "scale")
+    assert "is below what float32 holds" in next(iter(tiny_eps.values()))
+    for options in ({}, {"halvings": 25}):
+        with pytest.raises(InputError, match="scale takes 1 to 24 halvings, got"):
+            plan_of(model_of("llama"), "scale", **options)
+    with pytest.raises(InputError, match="got 3 with gain"):
+        plan_of(model_of("llama"), "gain", halvings=3)
+
+
+def test_query_norms_of_which_the_projection_is_not_declared_are_refused():
+    opened = open_model(model_of("qwen3"))
+    norms = tuple(dataclasses.replace(norm, of=()) for norm in opened.graph.norms)
+    opened.__dict__["graph"] = dataclasses.replace(opened.graph, norms=norms)
+    (refusal,) = make_plan(opened, operations=["scale"], halvings=3).refusals
+    expected = "it has the eps of the norms that read the residual, and it normalizes no sum of linear maps"
+    assert (refusal.place, refusal.reason) == ("model.layers.0.self_attn.q_norm", expected)
+
+
+def test_in_memory_it_is_undone_bit_for_bit():
+    model, inputs = tiny("t5", tied=True)
+    before, state = results(model, inputs), {name: value.clone() for name, value in model.state_dict().items()}
+    eps = model.config.layer_norm_epsilon
+    folding = fold(model, operations=["scale"], halvings=6)
+    assert model.config.layer_norm_epsilon == eps / 4**6
+    assert difference(before, results(model, inputs)) <= BAR
+    fold(model, inverse=folding)
+    assert model.config.layer_norm_epsilon == eps
+    assert model.encoder.final_layer_norm.variance_epsilon == eps
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
