@@ -60,7 +60,7 @@ def test_other_features_are_projected(n: int) -> None:
     assert site["groups"] == [0, 1, 2, 3, 4, 5]
     assert site["gain"][0] == pytest.approx(float(weight.sum()) / n**0.5)
     assert page.data["start"] == {
-        "scene": "model", "model": 0, "site": 0, "mode": "layer", "eps": 1e-5, "place": "inside",
+        "scene": "model", "stage": 2, "model": 0, "site": 0, "mode": "layer", "eps": 1e-5, "place": "inside",
     }  # fmt: skip
     assert "given" not in page.data
 
@@ -210,7 +210,7 @@ def test_activations_are_shown_with_their_notes_and_nothing_else_goes_with_them(
     assert shown["sites"][0]["count"] == 2000
     assert page.notes == ("small: each norm shows 2,000 of 3,000 tokens, evenly spread.",)
     assert page.data["start"] == {
-        "scene": "model", "model": 0, "site": 0, "mode": "layer", "eps": 1e-5, "place": "inside",
+        "scene": "model", "stage": 2, "model": 0, "site": 0, "mode": "layer", "eps": 1e-5, "place": "inside",
     }  # fmt: skip
     with pytest.raises(InputError, match="leave out labels"):
         nk.explore(gathered, labels=["a", "b", "c"])

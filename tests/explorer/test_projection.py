@@ -90,9 +90,11 @@ def test_the_directions_are_those_of_the_singular_value_decomposition(count: int
     rows = torch.randn(count, n, dtype=torch.float64) * torch.arange(1, n + 1)
     basis = principal_basis(rows)
     centred = F.normalize(rows - rows.mean(1, keepdim=True), dim=1)
-    _, sizes, directions = torch.linalg.svd(centred, full_matrices=False)
+    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
     torch.testing.assert_close((basis.rows[1:] @ directions[:2].T).abs(), torch.eye(2, dtype=torch.float64))
-    assert basis.explained == pytest.approx((sizes[:2].square() / sizes.square().sum()).tolist())
+    whole = rows - rows.mean(1, keepdim=True)
+    along = (whole @ basis.rows[1:].T).square().sum(0) / whole.square().sum()
+    assert basis.explained == pytest.approx(along.tolist()), "squares are summed, not shares averaged"
     largest = basis.rows[1:].abs().argmax(1)
     assert bool((basis.rows[1:].gather(1, largest[:, None]) > 0).all())
 

@@ -156,7 +156,13 @@ def explore_models(models: Sequence[Activations], *, title: str = TITLE, start_t
     middle = len(models[0].sites) // 2 if models else 0
     start: dict[str, Any] = {}
     if start_there and models:
-        start = {"scene": "model", "model": 0, "site": middle, **models[0].sites[middle].convention.to_json()}
+        start = {
+            "scene": "model",
+            "stage": 2,
+            "model": 0,
+            "site": middle,
+            **models[0].sites[middle].convention.to_json(),
+        }
     return Exploration(data=_data(title, notes, start, models=shown))
 
 
@@ -219,7 +225,7 @@ def _in_projection(shown: Points, norm: _Norm, title: str) -> Exploration:
     )
     if shown.groups is not None:
         record["groups"] = list(shown.groups)
-    start = {"scene": "model", "model": 0, "site": 0, **norm.convention.to_json()}
+    start = {"scene": "model", "stage": 2, "model": 0, "site": 0, **norm.convention.to_json()}
     model = _with_distinct_tokens(label_text(title), shown.labels, [record])
     return Exploration(data=_data(title, shown.notes, start, models=[model]))
 

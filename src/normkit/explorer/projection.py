@@ -33,7 +33,7 @@ class Basis:
     """Shape (3, n): 1/sqrt(n), then two directions orthogonal to it. With n below 3 there are fewer, and the last rows
     are 0."""
     explained: tuple[float, float]
-    """The share of the squared length of the centred rows along each of the two, on average over the rows."""
+    """The share of all squared lengths of the centred rows along each of the two."""
 
 
 def principal_basis(rows: Tensor) -> Basis:
@@ -62,9 +62,12 @@ def principal_basis(rows: Tensor) -> Basis:
         if length > _NOTHING:
             direction = centre(direction / length)
             directions.append(direction if direction[direction.abs().argmax()] > 0 else -direction)
-    energy = float(centred.square().sum())
+    # Divided by one number, so that no square overflows.
+    whole = centre(rows / (float(rows.abs().max()) or 1.0)) if len(rows) else rows
+    whole = whole.masked_fill((centred == 0).all(1, keepdim=True), 0.0)
+    energy = float(whole.square().sum())
     directions += [torch.zeros(n, dtype=torch.float64)] * (2 - len(directions))
-    first, second = ((centred @ direction).square().sum() / (energy or 1.0) for direction in directions)
+    first, second = ((whole @ direction).square().sum() / (energy or 1.0) for direction in directions)
     ones = torch.full((n,), 1 / math.sqrt(n), dtype=torch.float64)
     return Basis(rows=torch.stack([ones, *directions]), explained=(float(first), float(second)))
 

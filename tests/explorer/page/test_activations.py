@@ -73,6 +73,20 @@ def test_before_gain_it_is_the_disc_or_ball_of_the_true_radius(pictures, model_d
     assert "points inside: the rest lies in 13 more directions" in words
 
 
+def test_what_lies_far_beyond_the_others_is_drawn_at_the_rim(modules):
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    rows[7] = [600, -800, 0]
+    found = modules("activations.js", "atRim", rows.tolist())
+    drawn, lengths = np.array(found["rows"]), np.linalg.norm(rows, axis=1)
+    assert found["moved"] == [i == 7 for i in range(40)]
+    assert drawn[7] / np.linalg.norm(drawn[7]) == pytest.approx([0.6, -0.8, 0])
+    assert np.linalg.norm(drawn[7]) == pytest.approx(1.2 * np.delete(lengths, 7).max())
+    assert (np.delete(drawn, 7, 0) == np.delete(rows, 7, 0)).all()
+    # Nothing is moved where no row is alone, and where all are 0.
+    for plain in (rows[8:], np.zeros((3, 3))):
+        assert modules("activations.js", "atRim", plain.tolist())["rows"] == plain.tolist()
+
+
 def test_all_ones_is_up(pictures, model_data):
     x, data = model_data
     (picture,) = pictures({"scene": "model", "stage": 0}, data=data)

@@ -255,7 +255,31 @@ def test_the_shares_of_the_two_directions_are_those_of_the_whole_rows(modules):
     script = """async (site) => {
       const [{ compute }, { DEFAULTS }] = await Promise.all(["computation.js", "state.js"].map(load));
       const data = { models: [{ tokens: site.token.map(String), sites: [site] }] };
-      return compute({ ...DEFAULTS, scene: "model" }, data).explained;
+      return [0, 1.9, 2, 4].map((stage) => compute({ ...DEFAULTS, scene: "model", stage, eps: 0 }, data).explained);
     }"""
     # Coordinates are embedded in float32.
-    assert modules.run(script, site) == pytest.approx(basis.explained, rel=1e-6)
+    raw, centred, scaled, last = modules.run(script, site)
+    assert raw == centred == pytest.approx(basis.explained, rel=1e-6)
+    # Scaled, all rows are of one length: only then are the shares of the whole the means of the rows' own.
+    unit = torch.nn.functional.normalize((rows - rows.mean(1, keepdim=True))[:-1], dim=1)
+    means = (unit @ basis.rows[1:].T).square().mean(0).tolist()
+    assert scaled == last == pytest.approx(means, rel=1e-6)
+    assert abs(means[0] - raw[0]) > 0.01
+
+
+def test_a_row_far_longer_than_the_others_is_found(modules):
+    rows = torch.randn(40, 12).double()
+    rows[7, 3] = 500.0
+    convention = Convention(mode="rms", eps=1e-5, place="inside")
+    script = """async (site) => {
+      const [{ compute }, { DEFAULTS }] = await Promise.all(["computation.js", "state.js"].map(load));
+      const data = { models: [{ tokens: site.token.map(String), sites: [site] }] };
+      return compute({ ...DEFAULTS, scene: "model" }, data).giant;
+    }"""
+    given = {"path": "a", "formula": "y", "convention": convention, "layer": 0, "tokens": range(40)}
+    found = modules.run(script, site_record(rows=rows, basis=principal_basis(rows), **given))
+    lengths = rows.norm(dim=1)
+    assert found["index"] == 7
+    assert found["times"] == pytest.approx(float(lengths[7] / lengths.sort().values[20]), rel=1e-6)
+    rows[7] /= 50
+    assert modules.run(script, site_record(rows=rows, basis=principal_basis(rows), **given)) is None

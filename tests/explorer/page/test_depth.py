@@ -23,6 +23,10 @@ def layer_norm(h):
     return F.layer_norm(h, h.shape[1:])
 
 
+def rms_norm(h):
+    return F.rms_norm(h, h.shape[1:], eps=1e-5)
+
+
 def batch_norm(h):
     return F.batch_norm(h, None, None, training=True)
 
@@ -41,6 +45,7 @@ ARMS = {
     "none": (same, same, same),
     "post": (same, same, layer_norm),
     "pre": (layer_norm, same, same),
+    "rms": (rms_norm, same, same),
     "batch": (same, batch_norm, same),
 }
 
@@ -79,6 +84,26 @@ def test_every_stack_is_pytorchs(modules, depth, spread, residual):
             size = torch.tensor(numbers["gradient" if name == "gradient" else "rms"], dtype=torch.float64)
             error = (values - wanted).abs() / (size[:, None] if name == "quantiles" else size)
             assert float(error.max()) <= tolerance, (arm, name)
+
+
+def test_without_a_residual_centring_after_relu_is_what_makes_gradients_grow(modules):
+    found = modules.run(RUN, options(24, 1.0, residual=False))
+    arms = found["arms"]
+    grown = {arm: (numbers["gradient"][0] / numbers["gradient"][24]) ** (1 / 24) for arm, numbers in arms.items()}
+    # The norms that centre multiply gradients by about what they stretch; RMSNorm and no norm leave them.
+    for arm in ("post", "pre", "batch"):
+        assert 1.15 < grown[arm] < 1.35
+        assert grown[arm] == pytest.approx(arms[arm]["stretch"], rel=0.06)
+    assert 0.95 < grown["none"] < 1.06
+    assert 0.95 < grown["rms"] < 1.06
+    assert arms["none"]["stretch"] == 1
+    # The stretch is the rms of 1 / s over rows and then the geometric mean over layers.
+    h, logs = matrix(found["given"]["input"]), []
+    for weight in found["given"]["layers"]:
+        h = F.relu(h @ matrix(weight).T)
+        logs.append(((h.var(1, correction=0) + 1e-5).reciprocal().mean().sqrt()).log())
+        h = layer_norm(h)
+    assert arms["post"]["stretch"] == pytest.approx(float(torch.stack(logs).mean().exp()), rel=1e-9)
 
 
 def test_the_weights_are_as_they_say(modules):

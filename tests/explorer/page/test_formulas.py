@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from normkit.explorer.exploration import explore
+
 pytestmark = pytest.mark.browser
 
 _WORDS = """async ([cases, data]) => {
@@ -265,8 +267,8 @@ def test_the_stacks_are_read_out_at_their_layer(modules: Any, page_data: Any) ->
     stack = modules("depth.js", "stack", options)
     for words, layer in ((last, 6), (second, 2)):
         assert words.startswith(f"Rms at layer {layer}: no norm ")
-        told = [float(number) for number in re.findall(r"(?:no norm|Post-LN|Pre-LN|BatchNorm) ([\d.]*\d)", words)]
-        assert told == pytest.approx([stack[arm]["rms"][layer] for arm in ("none", "post", "pre", "batch")], rel=6e-4)
+        told = [float(number) for number in re.findall(r"(?:norm|LN|Norm) ([\d.]*\d)", words)]
+        assert told == pytest.approx([arm["rms"][layer] for arm in stack.values()], rel=6e-4)
     assert max(abs(size - 1) for size in stack["post"]["rms"][1:]) < 1e-3
 
 
@@ -279,14 +281,36 @@ def test_a_model_s_rows_are_told_from_their_full_vectors(modules: Any, page_data
         z = _norm(case["mode"], vectors, 0, [])
         if case["stage"] >= 2:
             radius = "1" if case["mode"] == "length" else "√16 = 4"
-            [error] = re.findall(rf"Every length(?: there)? is {radius} \(largest error ([^)]+)\)", words)
-            assert float(error) < 1e-6
+            assert re.search(rf"Every length(?: there)? is {radius}\.", words)
+        assert "error" not in words, "of three coordinates no error can be measured"
         if case["mode"] == "layer" and case["stage"] >= 1:
-            [error] = re.findall(r"The mean of every row.* is 0 \(largest error ([^)]+)\)", words)
-            assert float(error) < 1e-6
+            assert re.search(r"The mean of every row.* is 0\.", words)
         else:
             means = (z if case["stage"] >= 2 else vectors).mean(1)
             told = _measured(words)[:2]
             assert told == pytest.approx([means.min().item(), means.max().item()], abs=1e-3)
         assert "Drawn are 3 of 16 coordinates" in words
         assert words.endswith(", the shadow of an ellipsoid.") == (case["stage"] > 2)
+
+
+def test_without_the_residual_the_growth_of_gradients_is_measured_and_explained(modules: Any, page_data: Any) -> None:
+    cases = [{"scene": "depth", "depth": 24, "residual": residual} for residual in (False, True)]
+    bare, whole = [found["words"].split("\n") for found in modules.run(_WORDS, [cases, page_data])]
+    assert len(whole) == 1
+    stack = modules("depth.js", "stack", {"depth": 24, "spread": 1, "residual": False, "seed": 1})
+    told = [float(number) for number in re.findall(r"(?:norm|LN|Norm) (\d(?:\.\d+)?)", bare[1])]
+    grown = [(arm["gradient"][0] / arm["gradient"][24]) ** (1 / 24) for arm in stack.values()]
+    assert told == pytest.approx(grown + [arm["stretch"] for arm in stack.values()], rel=6e-4)
+    assert re.search(r"1\.211 for wide layers", bare[1])
+    assert 1 / math.sqrt(1 - 1 / math.pi) == pytest.approx(1.211, abs=5e-4)
+
+
+def test_a_massive_token_is_named_with_its_measured_size(modules: Any, page_data: Any) -> None:
+    rows = torch.randn(30, 16, dtype=torch.float64)
+    rows[4, 2] = 3000
+    data = explore(rows, labels=[f"token {i}" for i in range(30)]).data
+    [found] = modules.run(_WORDS, [[{"scene": "model", "stage": 2}], page_data | {"models": data["models"]}])
+    rms = rows.square().mean(1).sqrt()
+    told = re.search(r"Token “token 4” has rms ([\d.]+), ([\d.]+) times the median row's", found["words"])
+    assert float(told[1]) == pytest.approx(float(rms[4]), rel=1e-3)
+    assert float(told[2]) == pytest.approx(float(rms[4] / rms.sort().values[15]), rel=6e-3)

@@ -1,4 +1,4 @@
-"""Depth: four stacks on one logarithmic axis, and what leaves it."""
+"""Depth: five stacks on one logarithmic axis, and what leaves it."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.browser
 
 DEPTH = {"scene": "depth", "depth": 12}
 AXIS = {"low": -2, "high": 2}
-NAMES = ["none", "post", "pre", "batch"]
+NAMES = ["none", "post", "pre", "rms", "batch"]
 COLOURS = {"rms": "accent", "mean": "contrast", "gradient": "third"}
 
 
@@ -74,8 +74,14 @@ def test_what_leaves_the_panel_is_told(modules):
 def test_the_lines_are_the_computed_numbers_on_one_axis(pictures):
     (picture,) = pictures(DEPTH | {"stage": 4})
     stacks = picture["computed"]["stack"]
-    assert [panel["title"] for panel in picture["panels"]] == ["no norm", "Post-LN", "Pre-LN", "BatchNorm"]
-    ticks = [{c["text"]: c["y"] for c in commands(picture, k, "text", anchor="end")} for k in range(4)]
+    assert [panel["title"] for panel in picture["panels"]] == [
+        "no norm",
+        "Post-LN",
+        "Pre-LN",
+        "Pre-RMSNorm",
+        "BatchNorm",
+    ]
+    ticks = [{c["text"]: c["y"] for c in commands(picture, k, "text", anchor="end")} for k in range(5)]
     assert ticks[0] == ticks[1] == ticks[2] == ticks[3]
     decade = ticks[0]["1"] - ticks[0]["10¹"] if "10¹" in ticks[0] else (ticks[0]["1"] - ticks[0]["10²"]) / 2
     for k, name in enumerate(NAMES):
@@ -110,7 +116,7 @@ def test_the_band_holds_the_middle_and_every_line_is_named_with_its_value(pictur
         assert all(high <= low for high, low in zip(upper, lower, strict=True))
         assert all(q[0] >= 0 for q in picture["computed"]["stack"][name]["quantiles"])
     (picture,) = pictures(DEPTH | {"stage": 0})
-    for panel in range(4):
+    for panel in range(5):
         names = list(commands(picture, panel, "text", bold=True))
         assert sorted(name["text"].split()[0] for name in names) == ["gradient", "rms", "|mean|"]
         right = sorted(name["y"] for name in names if not name["text"].startswith("gradient"))

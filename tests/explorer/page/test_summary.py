@@ -196,10 +196,8 @@ def test_the_stacks_are_told_at_their_ends(modules: Any, page_data: Any) -> None
     [words] = _summaries(modules, page_data, {"scene": "depth", "depth": 5, "spread": 2, "residual": False})
     stack = modules("depth.js", "stack", {"depth": 5, "spread": 2, "residual": False, "seed": 1})
     assert words.startswith("5 random layers, weights times 2, without residual. ")
-    told = [
-        float(number) for number in re.findall(r"(?:no norm|Post-LN|Pre-LN|BatchNorm) ([\d.]*\d(?:e[+-]\d+)?)", words)
-    ]
-    arms = ("none", "post", "pre", "batch")
+    told = [float(number) for number in re.findall(r"(?:norm|LN|Norm) ([\d.]*\d(?:e[+-]\d+)?)", words)]
+    arms = ("none", "post", "pre", "rms", "batch")
     expected = [stack[arm]["rms"][5] for arm in arms] + [stack[arm]["gradient"][0] for arm in arms]
     # Tiny and huge numbers are told with two digits.
     assert told == pytest.approx(expected, rel=0.05)

@@ -2,6 +2,7 @@
 import { number } from "explorer/formulas.js";
 import { add, norm as length, scale } from "explorer/linear.js";
 import { arrow, blend, farthest, fit, label, line, points, progress, root, see, solid } from "explorer/marks.js";
+import { at } from "explorer/norms.js";
 
 /** The axes of the world in the basis (all-ones, first direction, second direction). */
 const AXES = [
@@ -30,21 +31,39 @@ export function square({ n, gain, square: [s00, s01, s02, s11, s12, s22] }, mode
   );
 }
 
+// Rows so many times as far out as nine tenths of all are drawn at the rim, a little beyond the others.
+const [FAR, RIM] = [3, 1.2];
+
+/** Rows with those far beyond the others moved in to the rim; which ones were.
+ * @type {(rows: number[][]) => {rows: number[][], moved: boolean[]}} */
+export function atRim(rows) {
+  const lengths = rows.map((row) => length(row.filter(Number.isFinite)));
+  const usual = [...lengths].sort((a, b) => a - b)[Math.floor(0.9 * (rows.length - 1))];
+  const most = Math.max(0, ...lengths.filter((size) => size <= FAR * usual));
+  const moved = lengths.map((size) => most > 0 && size > FAR * usual);
+  return { rows: rows.map((row, i) => (moved[i] ? scale(row, (RIM * most) / lengths[i]) : row)), moved };
+}
+
 /** @type {import("explorer/space.js").Scene} */
-export function activations(state, computed) {
-  const { site, norm } = computed;
+export function activations(state, given) {
+  const { site, norm, giant } = given;
   const none = { handles: [], drag: () => ({}) };
   if (!site) return { ...none, panels: [{ kind: "space", title: "No activations", items: [] }], radius: 1 };
+  const rim = given.stages.map(atRim);
+  const stages = rim.map(({ rows }) => rows);
+  const computed = { ...given, stages, shown: at(stages, state.stage) };
+  const low = Math.floor(state.stage);
+  const isFar = (index) => rim[low].moved[index];
   const [appears, gained, shifted] = [1, 2, 3].map((stage) => progress(state.stage, stage));
   const size = norm.mode === "length" ? 1 : Math.sqrt(site.n);
   const centre = scale(see(AXES, site.bias), shifted);
-  const wide = Math.max(0.86 * size, ...root(square(site, norm.mode, 1)).map(length));
+  const wide = 1.04 * Math.max(...root(square(site, norm.mode, 1)).map(length));
   // A disc lies across the wide side of the window.
   const near = (norm.mode === "layer" ? 0.86 : 1.04) * size;
   const radius = fit(state, computed, [0, 0, near, wide, wide + 0.5 * length(site.bias)]);
   const tips = AXES.map((_, i) => AXES.map((__, j) => (i === j ? 0.95 * radius : 0)));
   const shape = square(site, norm.mode, gained);
-  const rim = (direction) => add(centre, farthest(root(shape), direction));
+  const edge = (direction) => add(centre, farthest(root(shape), direction));
   const radiusName = size === 1 ? "1" : `√${site.n} = ${number(size, 4)}`;
   const sphere = `${norm.mode === "layer" ? "disc" : "ball"} of radius ${radiusName}`;
   const rest = `points inside: the rest lies in ${site.n - 3} more directions`;
@@ -56,10 +75,18 @@ export function activations(state, computed) {
       label(tips[i], `direction ${i + 1}: ${Math.round(100 * share)} %`, "muted", [6, 14]),
     ),
     ...(appears ? [solid(centre, shape, { alpha: appears })] : []),
-    ...label(rim([0, -0.6, 0.8]), gained ? "shadow of the ellipsoid" : sphere, "accent", [-8, -10], appears),
-    ...label(rim([0.43, -0.21, -0.88]), rest, "muted", [-40, 20], site.n > 3 ? appears : 0),
+    ...label(edge([0, -0.6, 0.8]), gained ? "shadow of the ellipsoid" : sphere, "accent", [-8, -10], appears),
+    ...label(edge([0.43, -0.21, -0.88]), rest, "muted", [-40, 20], site.n > 3 ? appears : 0),
     ...arrow(ORIGIN, centre, "ink", "bias"),
-    ...points(state, computed, AXES),
+    // Without trails: rows come from far outside the ball.
+    ...points(state, computed, AXES, {}),
+    ...(giant
+      ? label(
+          see(AXES, computed.shown[giant.index], centre),
+          `“${given.labels[giant.index].trim().slice(0, 20)}”${isFar(giant.index) ? `: ${number(giant.times, 3)} × the median, at the rim` : ""}`,
+          "error",
+        )
+      : []),
   ];
   return { ...none, panels: [{ kind: "space", title: site.path, items }], radius };
 }

@@ -44,14 +44,26 @@ const numbersOf = remember(
   (site) => [site],
 );
 
-/** The shares of the centred squared lengths along the two directions, on average over the rows that are not constant
- * (what is centred of a constant row is the rounding of float32). */
-const explainedBy = (numbers) => {
-  const shares = numbers
-    .map(([c0, c1, c2, r]) => [c1, c2, r, length([c1, c2, r]), 1e-6 * Math.abs(c0)])
-    .filter(([, , , across, rounding]) => across > rounding)
-    .map(([c1, c2, , across]) => [(c1 / across) ** 2, (c2 / across) ** 2]);
-  return [0, 1].map((i) => shares.reduce((sum, row) => sum + row[i], 0) / (shares.length || 1));
+/** The shares of all squared lengths of the centred rows, each divided by its own number, along the two directions. What is
+ * centred of a constant row is the rounding of float32, and counts nothing. */
+const explainedBy = (numbers, divisors) => {
+  const sums = [0, 0, 0];
+  for (const [i, [c0, ...rest]] of numbers.entries()) {
+    const parts = scale(rest.slice(0, 3), 1 / divisors[i]);
+    if (!(length(parts) * divisors[i] > 1e-6 * Math.abs(c0))) continue;
+    parts.forEach((part, j) => {
+      sums[j] += part ** 2;
+    });
+  }
+  const total = sums[0] + sums[1] + sums[2] || 1;
+  return [sums[0] / total, sums[1] / total];
+};
+
+/** The longest row, if it is ten times as long as the median row: {index, times: so many times as long}. */
+const giantOf = (rows) => {
+  const lengths = rows.map((row) => row.length).sort((a, b) => a - b);
+  const times = lengths.at(-1) / lengths[Math.floor(lengths.length / 2)];
+  return times > 10 && times < Infinity ? { index: rows.findIndex((row) => row.length === lengths.at(-1)), times } : null;
 };
 
 /** Colours 0..7: in order of size, or of frequency, where all rare ones are 7. */
@@ -73,11 +85,13 @@ const siteOf = ({ mode, eps, place, colour }, site, tokens) => {
   const radius = mode === "length" ? 1 : Math.sqrt(n);
   const stages = [[], [], [], [], []];
   const numbers = numbersOf(site);
+  const divisors = [];
   const rows = numbers.map(([c0, c1, c2, r, ...d]) => {
     const mean = c0 / Math.sqrt(n);
     const across = length([c1, c2, r]);
     const root = (isCentred ? across : Math.hypot(c0, across)) / radius;
     const s = divisor(root, eps, place);
+    divisors.push(s);
     const centred = [isCentred ? 0 : c0, c1, c2];
     const gained = d.map((value, i) => (isCentred ? value : value + mean * gain[i]) / s);
     [
@@ -93,7 +107,9 @@ const siteOf = ({ mode, eps, place, colour }, site, tokens) => {
   const groups = site.groups ?? coloursOf(values, colour !== "token");
   const labels = token.map((index) => tokens[index]);
   const norm = { mode, eps, place, gain, bias, normal: [] };
-  return { n, raw: stages[0], groups, labels, norm, stages, rows, explained: explainedBy(numbers) };
+  // As the rows come, and once each is scaled.
+  const energies = [numbers.map(() => 1), divisors].map((by) => explainedBy(numbers, by));
+  return { n, raw: stages[0], groups, labels, norm, stages, rows, energies, giant: site.layers ? null : giantOf(rows) };
 };
 
 /** Keys, as large as asked for, through a norm without gain and bias; what a query makes of them, and would of keys of
@@ -147,15 +163,20 @@ const fixed = remember(
  * All that a state shows; the same object while the camera moves.
  * @typedef {{scene: string, n: number, norm: import("explorer/norms.js").Norm, raw: number[][], groups: number[],
  *   labels: string[], stages: number[][][], shown: number[][], rows: any[], undefinedRows: number[], arms?: any,
- *   gradient?: any, before?: any, after?: any, query?: number[], site?: any, explained?: number[], stack?: any}} Computed
- *   rows: facts; at a site they and n are of the full vectors; explained: the shares of its two directions
+ *   gradient?: any, before?: any, after?: any, query?: number[], site?: any, explained?: number[], giant?: any, stack?: any}} Computed
+ *   rows: facts; at a site they and n are of the full vectors; explained: the shares of its two directions at this stage;
+ *   giant: a row far longer than the others
  */
 export const compute = remember(
   (state, data) => {
     const found = fixed(state, data);
     // The three stages of keys take the whole timeline.
     const stage = found.after ? state.stage / 2 : state.stage;
-    const show = (arm) => ({ ...arm, shown: at(arm.stages, stage), ...(arm.after && { after: arm.after(stage) }) });
+    const show = (arm) => ({
+      ...arm,
+      shown: at(arm.stages, stage), ...(arm.after && { after: arm.after(stage) }),
+      ...(arm.energies && { explained: arm.energies[stage < 2 ? 0 : 1] }),
+    });
     const { batch, layer, rms } = found.arms ?? {};
     return { ...show(found), ...(batch && { arms: { batch: show(batch), layer: show(layer), rms: show(rms) } }) };
   },

@@ -5,8 +5,9 @@ import { normals, uniform } from "explorer/random.js";
 const [WIDTH, ROWS, EPS] = [64, 32, 1e-5];
 const SIZE = ROWS * WIDTH;
 const LEVELS = [0.05, 0.95];
-// h becomes after(h + branch(f(before(h)))), with norms of rows (LayerNorm) or of columns (BatchNorm).
-const ARMS = { none: {}, post: { after: "rows" }, pre: { before: "rows" }, batch: { branch: "columns" } };
+// h becomes after(h + branch(f(before(h)))), with norms of rows (LayerNorm, or RMSNorm, which takes no mean off)
+// or of columns (BatchNorm).
+const ARMS = { none: {}, post: { after: "rows" }, pre: { before: "rows" }, rms: { before: "rms" }, batch: { branch: "columns" } };
 
 /** Standard normal numbers of a seed, drawn once: the input, r of the loss, and as many layers as were asked for. */
 let drawn = { seed: NaN };
@@ -37,13 +38,14 @@ export const weights = ({ depth, seed, spread }) => {
 
 // Each step gives its output, and `back`, which takes the gradient at its output to that at its input.
 const normalize = (values, over) => {
-  if (!over) return { output: values, back: (gradient) => gradient };
-  const [count, step, start] = over === "rows" ? [WIDTH, 1, WIDTH] : [ROWS, WIDTH, 1];
+  if (!over) return { output: values, back: (gradient) => gradient, stretch: 1 };
+  const [count, step, start] = over === "columns" ? [ROWS, WIDTH, 1] : [WIDTH, 1, WIDTH];
+  const centres = over === "rms" ? 0 : 1;
   const [output, inverses] = [new Float64Array(SIZE), new Float64Array(SIZE / count)];
   for (let group = 0; group < inverses.length; group += 1) {
     const [first, end] = [group * start, group * start + count * step];
     let [total, square] = [0, 0];
-    for (let i = first; i < end; i += step) total += values[i];
+    for (let i = first; i < end; i += step) total += centres * values[i];
     for (let i = first; i < end; i += step) square += (values[i] - total / count) ** 2;
     inverses[group] = 1 / Math.sqrt(square / count + EPS);
     for (let i = first; i < end; i += step) output[i] = (values[i] - total / count) * inverses[group];
@@ -54,7 +56,7 @@ const normalize = (values, over) => {
       const [first, end] = [group * start, group * start + count * step];
       let [total, along] = [0, 0];
       for (let i = first; i < end; i += step) {
-        total += gradient[i];
+        total += centres * gradient[i];
         along += gradient[i] * output[i];
       }
       for (let i = first; i < end; i += step) {
@@ -63,7 +65,7 @@ const normalize = (values, over) => {
     }
     return result;
   };
-  return { output, back };
+  return { output, back, stretch: Math.sqrt(inverses.reduce((sum, value) => sum + value * value, 0) / inverses.length) };
 };
 
 /** relu(M h) of each row h: four rows by two of M at a time, which is three times as quick as one by one. */
@@ -203,7 +205,7 @@ let forward = {};
 const signalsOf = ({ depth, spread, residual, seed }) => {
   const { input, layers } = draw(seed, depth);
   if (forward.seed !== seed || forward.spread !== spread || forward.residual !== residual) {
-    const arms = Object.keys(ARMS).map((arm) => [arm, { backs: [], found: [describe(input)], last: input }]);
+    const arms = Object.keys(ARMS).map((arm) => [arm, { backs: [], found: [describe(input)], stretches: [], last: input }]);
     forward = { seed, spread, residual, arms: Object.fromEntries(arms), count: 0 };
   }
   for (; forward.count < depth; forward.count += 1) {
@@ -221,6 +223,7 @@ const advance = (arm, matrix, { before, branch, after }, residual) => {
   const third = normalize(residual ? add(arm.last.slice(), second.output) : second.output, after);
   arm.last = third.output;
   arm.found.push(describe(third.output));
+  arm.stretches.push(first.stretch * second.stretch * third.stretch);
   arm.backs.push((gradient) => {
     const arriving = third.back(gradient);
     const through = first.back(reverse(second.back(arriving), inner, matrix));
@@ -229,19 +232,21 @@ const advance = (arm, matrix, { before, branch, after }, residual) => {
 };
 
 /**
- * Four stacks of the same layers: no norm, Post-LN, Pre-LN, BatchNorm in the branch; without the residual, `h +` goes.
- * Each {rms, mean, gradient, quantiles} by layer 0..depth: of h, of dloss/dh (rms), and of |h| (5 % and 95 %). What
- * overflows is Infinity, then NaN, as in PyTorch.
+ * Five stacks of the same layers: no norm, Post-LN, Pre-LN, Pre-RMSNorm, BatchNorm in the branch; without the residual, `h +` goes.
+ * Each {rms, mean, gradient, quantiles} by layer 0..depth: of h, of dloss/dh (rms), and of |h| (5 % and 95 %); stretch: by
+ * how much its norms multiply what passes, the geometric mean over its layers of the rms of 1 / s. What overflows is Infinity, then NaN, as in PyTorch.
  */
 export const stack = (options) => {
   const { depth, seed } = options;
   return Object.fromEntries(
-    Object.entries(signalsOf(options)).map(([name, { backs, found }]) => {
+    Object.entries(signalsOf(options)).map(([name, { backs, found, stretches }]) => {
       let gradient = draw(seed, depth).readout;
       const gradients = [rmsOf(gradient)];
       for (const back of backs.slice(0, depth).reverse()) gradients.unshift(rmsOf((gradient = back(gradient))));
       const of = (key) => found.slice(0, depth + 1).map((layer) => layer[key]);
-      return [name, { rms: of("rms"), mean: of("mean"), gradient: gradients, quantiles: of("quantiles") }];
+      const logs = stretches.slice(0, depth).reduce((sum, value) => sum + Math.log(value), 0);
+      const stretch = Math.exp(logs / depth);
+      return [name, { rms: of("rms"), mean: of("mean"), gradient: gradients, quantiles: of("quantiles"), stretch }];
     }),
   );
 };

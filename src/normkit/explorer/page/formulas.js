@@ -9,7 +9,7 @@ export const NORMS = {
   length: "Scale only",
   plane: "Any hyperplane",
 };
-export const ARMS = { none: "no norm", post: "Post-LN", pre: "Pre-LN", batch: "BatchNorm" };
+export const ARMS = { none: "no norm", post: "Post-LN", pre: "Pre-LN", rms: "Pre-RMSNorm", batch: "BatchNorm" };
 
 /** A number for reading: four digits (half as many if it is tiny or huge); NaN is 0/0 here. */
 export const number = (value, digits = 4) => {
@@ -94,6 +94,7 @@ const depthFormula = ({ residual, spread }) => {
     none: `${h}f ( h )`,
     post: `LN ( ${h}f ( h ) )`,
     pre: `${h}f ( LN ( h ) )`,
+    rms: `${h}f ( RMS ( h ) )`,
     batch: `${h}BN ( f ( h ) )`,
   };
   return table(
@@ -139,10 +140,10 @@ const CENTRED = {
 };
 
 const span = (values) => `${number(Math.min(...values))} to ${number(Math.max(...values))}`;
-const error = (values) => `(largest error ${number(Math.max(...values.map(Math.abs)))})`;
+const largest = (values) => ` (largest error ${number(Math.max(...values.map(Math.abs)))})`;
 
 /** What holds of means (or what else is centred) and sizes; those that are NaN are named. */
-const words = ({ mode, eps }, stage, n, means, sizes) => {
+const words = ({ mode, eps }, stage, n, means, sizes, error = largest) => {
   const of = stage <= 2 ? "" : stage <= 3 ? " of y / g" : " of (y − b) / g";
   const [what, why] = CENTRED[mode];
   const [along, finite] = [means, sizes].map((values) => values.filter(Number.isFinite));
@@ -156,13 +157,13 @@ const words = ({ mode, eps }, stage, n, means, sizes) => {
         ? `Nothing is centred: means${of} ${span(along)}.`
         : stage < 1
           ? `The ${what}: ${span(along)}.`
-          : `The ${what}${of} is 0 ${error(along)}.`),
+          : `The ${what}${of} is 0${error(along)}.`),
     finite.length &&
       (stage < 2
         ? `Every ${size}: ${span(finite)}.`
         : `Every ${size}${of && " there"} is ${name}${
             eps === 0
-              ? ` ${error(finite.map((value) => value - radius))}`
+              ? `${error(finite.map((value) => value - radius))}`
               : `, of which epsilon takes up to ${number(Math.max(0, radius - Math.min(...finite)))}`
           }.`),
     lost.length &&
@@ -200,10 +201,16 @@ const pointWords = (shown, norm, stage) => {
 };
 
 /** What holds of rows of which three coordinates are drawn. */
-const projectedWords = ({ n, norm, rows, shown, stages }, stage) => {
+const projectedWords = ({ n, norm, rows, shown, stages, giant, labels }, stage) => {
   const means = (stage < 2 ? shown : stages[2]).map(([along]) => along / Math.sqrt(n));
   const sizes = stage < 2 ? [] : rows.map(({ shrink }) => shrink * (norm.mode === "length" ? 1 : Math.sqrt(n)));
-  return `${words(norm, stage, n, means, sizes)} Drawn are 3 of ${n} coordinates${stage > 2 ? ", the shadow of an ellipsoid" : ""}.`;
+  // The mean is taken off by leaving out a coordinate, and the length follows from the others: there is no error to measure.
+  const told = words(norm, stage, n, means, sizes, () => "");
+  const long =
+    giant &&
+    ` Token “${labels[giant.index].trim()}” has rms ${number(rows[giant.index].rms)}, ${number(giant.times, 3)} times the median row's: ` +
+      "a massive activation (Sun et al. 2024), which the norm brings to the length of all others.";
+  return `${told}${long ?? ""} Drawn are 3 of ${n} coordinates${stage > 2 ? ", the shadow of an ellipsoid" : ""}.`;
 };
 
 /** What a query makes of keys, measured. */
@@ -214,14 +221,19 @@ const attended = ({ entropy, scores, selectable, shares, change }, when) =>
   (entropy > Math.log(scores.length) - 1e-9 ? ": all keys count alike, so the majority shows (Brody et al. 2023)." : ".");
 
 /** (state, computed) -> what holds at the stage shown, with the numbers measured here; a line a norm. */
-export const invariant = ({ stage, layer, depth }, computed) => {
+export const invariant = ({ stage, layer, depth, residual }, computed) => {
   const { stack, arms, before, after } = computed;
   if (after) return attended(before, "As they are") + "\n" + attended(after, "After the norm");
   if (stack) {
     const at = layer < 0 ? depth : layer;
-    return `Rms at layer ${at}: ${Object.entries(stack)
-      .map(([arm, { rms }]) => `${ARMS[arm]} ${number(rms[at])}`)
-      .join(", ")}.`;
+    const each = (of) => Object.entries(stack).map(([arm, found]) => `${ARMS[arm]} ${number(of(found))}`).join(", ");
+    const sizes = `Rms at layer ${at}: ${each(({ rms }) => rms[at])}.`;
+    if (residual) return sizes;
+    return (
+      `${sizes}\nA layer back, the gradient grows by: ${each(({ gradient }) => (gradient[0] / gradient[depth]) ** (1 / depth))}. ` +
+      `The norms multiply it by: ${each(({ stretch }) => stretch)}. LayerNorm and BatchNorm take off the mean that ReLU leaves and stretch ` +
+      "the rest back to its size, the gradient with it: by 1 / √(1 − 1/π) = 1.211 for wide layers. RMSNorm takes nothing off. A residual goes around the norms."
+    );
   }
   if (arms)
     return Object.values(arms)

@@ -102,6 +102,7 @@ def run(arm):
     signals = [start.clone().requires_grad_()]
     for weight in weights:
         h = F.layer_norm(signals[-1], (64,)) if arm == "pre" else signals[-1]
+        h = F.rms_norm(h, (64,), eps=1e-5) if arm == "rms" else h
         h = (h @ weight.T).relu()
         h = F.batch_norm(h, None, None, training=True) if arm == "batch" else h
         h = ${residual ? "signals[-1] + " : ""}h
@@ -114,7 +115,7 @@ def run(arm):
 numbers = uniform(${seed})
 start, readout = normals(32), normals(32)
 weights = [normals(64) * ${spread} * math.sqrt(2 / 64) for _ in range(${depth})]
-rows = [sum(arms, []) for arms in zip(*map(run, ["none", "post", "pre", "batch"]))]
+rows = [sum(arms, []) for arms in zip(*map(run, ["none", "post", "pre", "rms", "batch"]))]
 `;
 
 const projections = ({ site, n }, values) => `# Rows of ${n} features at ${JSON.stringify(site?.path)}.

@@ -1,4 +1,4 @@
-// Depth: what a stack of layers does to its signal and to its gradient; four stacks on one logarithmic axis.
+// Depth: what a stack of layers does to its signal and to its gradient; five stacks on one logarithmic axis.
 import { ARMS, number } from "explorer/formulas.js";
 
 /** @typedef {{low: number, high: number}} Axis powers of ten at both ends */
@@ -143,7 +143,7 @@ function panel(arm, axis, { stage: t, layer }, box) {
   });
   if (narrow) {
     names.forEach(({ words, colour }, k) =>
-      out.push(text(left, bottom + 32 + 13 * k, words, colour, { bold: true, size: 11 })),
+      out.push(text(box.x + 14, bottom + 32 + 13 * k, words, colour, { bold: true, size: 11 })),
     );
     return out;
   }

@@ -95,7 +95,7 @@ export const summary = (state, computed) => {
   if (arms) words.push(...Object.values(arms).map((arm) => `${NORMS[arm.norm.mode]}: ${lies(arm.norm)}`));
   else if (site) {
     const share = number(100 * (computed.explained[0] + computed.explained[1]));
-    words.push(`Site ${short(site.path, 60)}; drawn are all-ones and two directions with ${share} % of the energy.`);
+    words.push(`Site ${short(site.path, 60)}; drawn are all-ones and two directions with ${share} % of the squared length.`);
     if (step > 1) words.push(`The sphere has radius ${number(norm.mode === "length" ? 1 : Math.sqrt(n))}.`);
   } else words.push(lies(norm).replace("they", "They"));
   words.push(gradient ? gradientWords(state, computed, gradient.input) : arms ? "" : selectedWords(state, computed));
