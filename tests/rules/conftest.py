@@ -97,7 +97,7 @@ class Plain(nn.Module):
 
 
 # The files whose rules ask for rows that move each other, and that of healthy families.
-LEAKING = ("test_axes.py", "test_backend.py", "test_coupling.py", "test_families.py")
+LEAKING = ("test_axes.py", "test_backend.py", "test_coupling.py", "test_families.py", "test_media_families.py")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -100,3 +100,35 @@ def test_any_module_with_any_images():
     inspection = nk.inspect(nn.Sequential(*layers), torch.randn(4, 3, 8, 8))
     assert [site.row for site in inspection.sites] == ["channel group", "channel", "image"]
     assert [finding.rule for finding in inspection.findings if finding.severity != "note"] == []
+
+
+class Coupled(nn.Module):
+    """Takes the mean over the samples away, by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.norm, self.is_faulty = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.map(x))
+        return y - y.mean(0, keepdim=True) if self.is_faulty else y
+
+
+def test_coupled_samples_are_seen_on_images():
+    torch.manual_seed(0)
+    model, batch = Coupled(), torch.randn(3, 3, 8, 8)
+    notes = {finding.rule for finding in nk.inspect(model, batch).findings}
+    model.is_faulty = False
+    inspection = nk.inspect(model, batch)
+    assert ("C5" in notes, "C5" in {finding.rule for finding in inspection.findings}) == (True, False)
+    reasons = {check.rule: (check.status, check.reason) for check in inspection.checks}
+    assert reasons["C5"] == ("clean", "")
+    assert reasons["C4"] == reasons["C6"] == ("not checked", "an image has no later tokens and no padding")
+
+
+def test_rows_of_numbers_are_counted_as_samples():
+    model = nn.Sequential(nn.Linear(16, 8), nn.LayerNorm(8))
+    facts = nk.inspect(model, [torch.randn(5, 16), torch.randn(3, 16)]).model
+    assert (facts.tokens, facts.unit) == (8, "sample")
+    facts = nk.inspect(model, torch.randn(5, 3, 16)).model
+    assert (facts.tokens, facts.unit) == (15, "token")

@@ -213,6 +213,9 @@ def _inspected(
         path = _middle_site(structure) if site is None else chosen(paths, site, name or "the model")[0]
         baseline.check_fits(declared, paths)
         tokens, padding, seen, counts = 0, 0, set[int](), unit(first)
+        # Rows of numbers, without an axis of tokens.
+        is_flat = counts == "token" and first_of(first).dim() == 2 and first_of(first).is_floating_point()
+        noun = "sample" if is_flat else counts
         loss = NextTokenLoss(model, few, outputs[0])
         outputs.clear()
         walked = [norm for norm in structure.sites if norm.path == path] if counts == "token" else []
@@ -238,7 +241,7 @@ def _inspected(
                 shape = (1, 1) if mask is None else mask.shape
                 if mask is None and first_of(batch).dim():
                     # A batch of single rows has one token a row.
-                    shape = (*first_of(batch).shape, 1)[: 2 if counts == "token" else 1]
+                    shape = (*first_of(batch).shape, 1)[: 2 if noun == "token" else 1]
                 whole = math.prod(shape)
                 counted = whole if mask is None else int(mask.sum())
                 tokens, padding = tokens + counted, padding + whole - counted
@@ -269,7 +272,7 @@ def _inspected(
             "padding": padding,
             "loss": loss.value if counts == "token" else math.nan,
             "distinct": len(seen) or None,
-            "unit": counts,
+            "unit": noun,
         },
         data=data,
         intent=intended,

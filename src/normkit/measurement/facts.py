@@ -356,7 +356,7 @@ class ModelFacts:
     source: str
     """The input, as in "demo text" or "random token ids, seed 0"."""
     tokens: int
-    """Tokens that entered statistics; or images, or recordings, as `unit` says."""
+    """Tokens that entered statistics; or images, recordings or samples, as `unit` says."""
     padding: int
     """Tokens left out as padding."""
     loss: float = math.nan
@@ -365,4 +365,4 @@ class ModelFacts:
     """Distinct token ids among those that entered statistics; None where the batches hold none, or images or sound
     beside them."""
     unit: str = "token"
-    """What `tokens` counts: "token", "image" or "recording"."""
+    """What `tokens` counts: "token", "image", "recording", or "sample" where a batch is (B, n) of numbers."""

@@ -23,7 +23,18 @@ from torch import Tensor, nn
 from normkit.identification.sites import NormSite
 from normkit.identification.state import buffers_kept, in_mode, undisturbed
 from normkit.measurement.hooks import Listener, observed
-from normkit.measurement.running import Batch, evaluating, name_of_ids, part, runner, tensors, vocabulary
+from normkit.measurement.running import (
+    Batch,
+    changed,
+    evaluating,
+    first_of,
+    name_of_ids,
+    part,
+    runner,
+    tensors,
+    unit,
+    vocabulary,
+)
 from normkit.measurement.structure import Structure
 
 Kind = Literal["batch", "time", "padding"]
@@ -51,14 +62,15 @@ class Perturbation:
 def perturbations(model: nn.Module, batch: Batch) -> tuple[Perturbation, ...] | None:
     """The perturbations for a model: other samples, later tokens, and padding for a model that takes a mask.
 
-    The first two rows and the first 19 tokens of the batch are used; for a single row, a second one is made.
+    The first two rows and the first 19 tokens of the batch are used; for a single row, a second one is made. Images
+    and recordings have other samples alone.
 
     Returns:
-        The perturbations, or None without token ids of shape (B, T) that could be changed.
+        The perturbations, or None without token ids of shape (B, T) that could be changed, and without images or sound.
     """
     name = name_of_ids(batch)
     if name is None:
-        return None
+        return None if unit(batch) == "token" else (_other_sample(batch),)
     small = part(batch, batch[name], [row % len(batch[name]) for row in range(_ROWS)], _TOKENS)
     # Another id at each place, drawn from those that there are.
     ids, known, entries = small[name], torch.unique(small[name]), vocabulary(model)
@@ -90,6 +102,23 @@ def perturbations(model: nn.Module, batch: Batch) -> tuple[Perturbation, ...] | 
         mask = (~padding).long().to(ids.device)
         plan.append(perturbation("padding", padding, {**small, "attention_mask": mask}))
     return tuple(plan)
+
+
+def _other_sample(batch: Batch) -> Perturbation:
+    """Two samples of images or of sound, of which the first changes."""
+    whole = first_of(batch)
+
+    def two(_name: str, value: Tensor) -> Tensor:
+        has_rows = value.dim() > 0 and len(value) == len(whole)
+        return value[[row % len(value) for row in range(_ROWS)]] if has_rows else value
+
+    def first_changed(_name: str, value: Tensor) -> Tensor:
+        has_rows = value.dim() > 1 and len(value) == _ROWS and value.is_floating_point()
+        return torch.cat([-value[:1].roll(1, -1), value[1:]]) if has_rows else value
+
+    before = changed(batch, two)
+    kept = torch.tensor([[False], [True]])
+    return Perturbation(kind="batch", before=before, after=changed(before, first_changed), kept=kept)
 
 
 def change(before: Tensor, after: Tensor, kept: Tensor) -> float:
@@ -190,6 +219,9 @@ def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Le
         trained = [passport.readings.get("training") for passport in passports]
         if any(each and (each.value is None or each.value["output"] != "as in eval") for each in trained):
             # Not every model can be called in training mode: then that shows nothing.
+            if name_of_ids(batch) is None:
+                # What batch norms do with images in training is known.
+                return tuple(leaks)
             with suppress(Exception), in_mode(model, training=True):
                 leaks += seen.leaks("training")
     return tuple(leaks)

@@ -7,7 +7,7 @@ import math
 from normkit.identification.sites import OtherNorm
 from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
-from normkit.rules.rule import NO_TOKENS, NO_TRAINING, Case, Hit, Outcome, Rule, evidence_lines, hit
+from normkit.rules.rule import NO_TOKENS, NO_TRAINING, Case, Hit, NotChecked, Outcome, Rule, evidence_lines, hit
 from normkit.text import counted, percent
 
 _BATCH_NOISE = 0.12
@@ -15,6 +15,10 @@ _BATCH_NOISE = 0.12
 _FEW_SAMPLES = 16
 # ResNet-50's error on ImageNet with 32, 16, 8, 4, 2 images a device: 23.6, 23.7, 24.8, 27.3, 34.7 % (table 2 there).
 _PAIR = 2
+_NO_TEXT = {
+    "image": NotChecked("an image has no later tokens and no padding"),
+    "recording": NotChecked("tried on token ids, not on sound"),
+}
 
 
 @Rule(
@@ -40,8 +44,8 @@ _PAIR = 2
 )
 def leaked_future(facts: Facts) -> Outcome:
     """Earlier rows move with later tokens, through a norm, in a model that is causal otherwise."""
-    if facts.leaks is None:
-        return NO_TOKENS
+    if facts.leaks is None or facts.model.unit in _NO_TEXT:
+        return _NO_TEXT.get(facts.model.unit, NO_TOKENS)
     verbs, changed = ("lets", "let"), "with later tokens changed, the rows of earlier ones"
     return _leaking(facts, "time", verbs, "later tokens affect earlier ones", changed, "error", "warning")
 
@@ -142,8 +146,8 @@ def _batch_mode(other: OtherNorm) -> str | None:
 )
 def counted_padding(facts: Facts) -> Outcome:
     """Rows of tokens move with the content of padding, through a norm."""
-    if facts.leaks is None:
-        return NO_TOKENS
+    if facts.leaks is None or facts.model.unit in _NO_TEXT:
+        return _NO_TEXT.get(facts.model.unit, NO_TOKENS)
     changed = "with the tokens under mask 0 changed, the other rows"
     evaluating: Severity = "error" if facts.model.padding > 0 else "warning"
     training: Severity = "warning" if facts.model.padding > 0 else "note"

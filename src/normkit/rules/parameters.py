@@ -68,6 +68,8 @@ def wrong_start(facts: Facts) -> Outcome:
         cases = [_drawn(site, gain, "error") for site, gain in scattered]
         return hit(cases, f"gains scatter around 0 at {len(cases)} of {counted(len(gained), 'norm')}")
     fresh = [site for site, gain in gained if facts.is_gain_initial(site)]
+    if not gained:
+        return NotChecked("no norm of single rows has a gain")
     if not fresh or 2 * len(fresh) < len(gained) or facts.has_trained_matrices:
         return NotChecked("the model is trained; only a training run shows how it began: nk.watch", needs_run=True)
     cases = []

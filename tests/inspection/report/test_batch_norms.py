@@ -50,9 +50,9 @@ def test_batch_norms_are_counted_beside_other_norms(network: Inspection) -> None
 def test_the_table_holds_what_was_measured(network: Inspection) -> None:
     (table,) = describe(network).part("batch-norms").tables
     first, second = ({c.key: cell for c, cell in zip(table.columns, row, strict=True)} for row in table.rows)
-    assert [first[key].text for key in ("path", "channels", "eps", "share", "batches", "mode", "dead")] == [
-        *("1", "8", "1e-5", "0.1", "4", "evaluation", "0")
-    ]
+    assert [first[key].text for key in ("path", "channels", "eps", "batches", "dead")] == ["1", "8", "1e-5", "4", "0"]
+    # Every norm has this momentum, none is in training mode, and none is flat.
+    assert not {"share", "mode", "flat"} & first.keys()
     assert (second["eps"].text, second["dead"].text) == ("0.001", "1")
     assert first["change"].values == (network.batch_norms[0].change,)
 
@@ -82,9 +82,17 @@ def test_a_network_of_batch_norms_alone_has_norms(batches: int) -> None:
 
 
 def test_what_is_not_known_is_said(network: Inspection) -> None:
-    norm = dataclasses.replace(network.batch_norms[0], eps=float("nan"), share=float("nan"), batches=-1)
-    report = describe(dataclasses.replace(network, sites=(), batch_norms=(norm,)))
+    nan = float("nan")
+    norm = dataclasses.replace(network.batch_norms[0], eps=nan, share=nan, batches=-1, is_live=True)
+    report = describe(dataclasses.replace(network, sites=(), batch_norms=(norm, network.batch_norms[1])))
     (table,) = report.part("batch-norms").tables
     row = {column.key: cell.text for column, cell in zip(table.columns, table.rows[0], strict=True)}
-    assert (row["eps"], row["share"], row["batches"]) == ("unknown", "unknown", "not counted")
-    assert report.fact("batch norms").startswith("1; the data's statistics would move")
+    assert [row[key] for key in ("eps", "share", "batches", "mode")] == [
+        "unknown",
+        "unknown",
+        "not counted",
+        "training",
+    ]
+    assert report.fact("batch norms").startswith("2, eps 0.001, momentum 0.1, 4 batches counted; ")
+    # There is no norm of rows: nothing is said of its geometry, of attention, of placement.
+    assert [section.id for section in report.sections] == ["batch-norms", "depth", "checks", "method"]

@@ -58,12 +58,15 @@ def describe_batch_norms(inspection: Inspection) -> Section | None:
     norms = inspection.batch_norms
     if not norms:
         return None
-    return Section(
-        id="batch-norms",
-        title="Batch norms",
-        gist=batch_norm_glance(inspection).value,
-        tables=(grouped(Table.of("Batch norms", _COLUMNS, map(_row, norms))),),
-    )
+    # The line above the table has an eps and a momentum that all share.
+    said = {"eps"} if len({norm.eps for norm in norms}) == 1 else set()
+    said |= {"share"} if len({norm.share for norm in norms}) == 1 else set()
+    said |= set() if any(norm.is_live for norm in norms) else {"mode"}
+    said |= set() if any(norm.flat for norm in norms) else {"flat"}
+    keys = [column.key for column in _COLUMNS if column.key not in said]
+    table = grouped(Table.of("Batch norms", _COLUMNS, map(_row, norms)).only(*keys))
+    glance = batch_norm_glance(inspection)
+    return Section(id="batch-norms", title="Batch norms", gist=glance.value, tables=(table,))
 
 
 def batch_norm_glance(inspection: Inspection) -> Fact:

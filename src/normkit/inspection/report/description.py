@@ -59,13 +59,13 @@ _METHOD = (
     "ran; "
     "padding was left out. Quantiles are read off a histogram of eight bins an octave.",
     "A block's placement was read from how its output grows when its input is scaled, not from its code.",
-    "Geometry is that of up to 64 rows a call, spread evenly over the tokens, and of at most 16 batches. "
+    "Geometry is that of up to 64 rows a call, spread evenly over them, and of at most 16 batches. "
     "A norm's image is where its rows land with its real gain, were eps 0: an ellipsoid around its bias.",
     "A key can be selected if some query, whichever, has a larger product with it than with every other key of the "
-    "text, those that a causal mask would hide included. 16 keys a head were tried, spread evenly over the first text.",
+    "input, those that a causal mask would hide included. 16 keys a head were tried, spread evenly over the first one.",
     "The bound on attention logits is the largest |query| times the largest |key| times the softmax scale; sampled "
     "logits are exact. Neither sees what the kernel does inside.",
-    "One text on one machine: other inputs can be larger, and what never ran was not seen.",
+    "One input on one machine: other inputs can be larger, and what never ran was not seen.",
     "A clean check means that its threshold was not crossed here; a check that lacked its input says so and is no "
     "proof of health.",
 )
@@ -136,8 +136,12 @@ def describe(inspection: Inspection) -> Report:
             notes=method,
         ),
     ]
+    if not inspection.sites and batch_norms:
+        # Rows, attention and placement are told of norms that have rows.
+        sections = [section for section in sections if section.id not in ("attention", "blocks")]
+        folding = None
     # A watch samples no rows: where nothing was tried there is nothing to say.
-    if run is None or any(table.rows for table in geometry):
+    elif run is None or any(table.rows for table in geometry):
         gist = shapes[0].value if shapes else ""
         place = next(place for place, section in enumerate(sections) if section.id == "attention")
         sections.insert(place, Section(id="geometry", title="Geometry", gist=gist, facts=shapes, tables=geometry))
@@ -162,7 +166,7 @@ def describe(inspection: Inspection) -> Report:
 def _rows(inspection: Inspection) -> str:
     """What the norms see of images or of sound; nothing where all see tokens."""
     kinds = Counter(site.row for site in inspection.sites).most_common()
-    if not kinds or (inspection.model.unit == "token" and kinds == [("token", len(inspection.sites))]):
+    if not kinds or kinds == [("token", len(inspection.sites))]:
         return ""
     if len(kinds) == 1:
         return f"; one row of a norm is one {kinds[0][0]}"

@@ -70,7 +70,7 @@ _GEOMETRY = (
 )
 _KEYS = (
     Column("path", "attention call"),
-    Column("keys", "keys", meaning="tried a head, of the first text's, 256 at most", numeric=True),
+    Column("keys", "keys", meaning="tried a head, of the first input's, 256 at most", numeric=True),
     Column("heads", "heads tried", numeric=True),
     Column(
         "before",
