@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +165,28 @@ def test_accelerate_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(offloading, "find_spec", lambda _name: None)
     with pytest.raises(InputError, match=r"needs accelerate, which is not installed; pip install 'normkit\[offload\]'"):
         load_model(str(demo.directory("rmsnorm")), offload=True)
+
+
+@pytest.mark.slow
+def test_a_file_larger_than_memory_and_swap_is_one_line(saved: Any) -> None:
+    limits = Path("/proc/sys/vm/overcommit_memory"), Path("/proc/meminfo")
+    if not limits[0].exists() or limits[0].read_text().strip() != "0":
+        pytest.skip("not a Linux that refuses such a file")
+    known = dict(line.split()[:2] for line in limits[1].read_text().splitlines())
+    folder, _ = saved("llama")
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header, held = json.loads(content[8:start]), len(content) - start
+    more = 1024 * (int(known["MemTotal:"]) + int(known["SwapTotal:"])) + 2**30
+    # A tensor that the model has no use for, of zeros that take no room on the disk.
+    header["more"] = {"dtype": "U8", "shape": [more], "data_offsets": [held, held + more]}
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + content[start:])
+    os.truncate(file, 8 + len(text) + held + more)
+
+    with pytest.raises(ModelError, match=r"Linux does not map .*model.safetensors \([\d.]+ GB\), which is larger than"):
+        load_model(str(folder), offload=True)
 
 
 def test_a_truncated_file_is_one_line(saved: Any) -> None:

@@ -107,6 +107,20 @@ def test_every_window_of_an_encoder_has_its_special_tokens(minilm: LoadedModel) 
 
 
 @pytest.mark.slow
+def test_a_tokenizer_is_given_no_more_than_twice_the_text_that_is_needed(minilm: LoadedModel) -> None:
+    text, given = " ".join(f"word{number} tells nothing" for number in range(20_000)), []
+
+    def tokenizer(part: str, **options: Any) -> Any:
+        given.append(part)
+        return minilm.tokenizer(part, **options)
+
+    made = cut(minilm.model, text, max_tokens=300, length=100, tokenizer=tokenizer)
+    expected = minilm.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert [token for row in rows(made) for token in row[1:-1]] == expected[: 300 - 2 * len(rows(made))]
+    longest = max(given, key=len)
+    assert len(minilm.tokenizer(longest)["input_ids"]) < 2 * (300 + 64)
+
+
 def test_windows_without_room_for_a_token(minilm: LoadedModel) -> None:
     with pytest.raises(InputError, match="windows of 2 tokens have no room beside the tokenizer's 2 special tokens"):
         cut(minilm.model, "a", tokenizer=minilm.tokenizer, length=2)

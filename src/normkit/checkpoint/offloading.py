@@ -78,6 +78,13 @@ def build_offloaded(
         )
     except BaseException as error:
         shutil.rmtree(scratch, ignore_errors=True)
+        if "Cannot allocate memory" in str(error):
+            largest = max(files, key=lambda file: file.stat().st_size)
+            size = f"{largest.stat().st_size / 1e9:.1f} GB"
+            raise ModelError(
+                f"Linux does not map {largest} ({size}), which is larger than memory and swap together; allow it with "
+                "`sudo sysctl vm.overcommit_memory=1`, or get the model in smaller files"
+            ) from None
         # The headers are whole: what fails is a file that transformers writes.
         if isinstance(error, ModelError) and isinstance(error.__cause__, (OSError, SafetensorError)):
             raise InputError(_unwritten(error.__cause__)) from None

@@ -19,6 +19,8 @@ DEFAULT_LENGTH = 256
 _SEED = 0
 # A shorter rest says little about the neighbours of a row; it is left out if there is a longer window.
 _SHORTEST_REST = 8
+# Where a text is cut off, it may have other tokens than the whole text has there.
+_MARGIN = 64
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,7 +53,10 @@ def from_text(
         InputError: If there is no token in the text, or no room for one in a window.
         ModelError: If the tokenizer does not belong to the model.
     """
-    ids = _ids(tokenizer, text, special=False)
+    # A tokenizer takes some hundred bytes for each token: it is given no more than twice the text that is needed.
+    size = max_tokens + _MARGIN
+    while len(ids := _ids(tokenizer, text[:size], special=False)) < max_tokens + _MARGIN and size < len(text):
+        size *= 2
     if not ids:
         raise InputError(f"expected a text in {name}, the model's tokenizer finds no token in it; give another")
     prefix, suffix = _frame(tokenizer)
