@@ -17,11 +17,11 @@ from typing import Any
 from torch import nn
 
 from normkit import rules
-from normkit.files import write_text
+from normkit.files import finite, write_text
 from normkit.identification import offloading
 from normkit.inspection.first_text import KeySelection, Walk
 from normkit.inspection.foldedness import Foldedness
-from normkit.measurement.baseline import Baseline, DeclaredNorm, Values
+from normkit.measurement.baseline import Baseline, DeclaredBatchNorm, DeclaredNorm, Values
 from normkit.measurement.batch_norms import DataStatistics, ModeChange, batch_norms
 from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, Placement, Site
 from normkit.measurement.intent import Intent
@@ -232,5 +232,15 @@ def infer(inspection: Inspection, intent: Intent | None = None, *, source: str =
         placements=placements,
         final_norm=inspection.final_norm,
         others=tuple(path for path, _ in inspection.unrecognised),
-        batch_eps={norm.path: norm.eps for norm in inspection.batch_norms if math.isfinite(norm.eps)},
+        batch_norms={
+            norm.path: DeclaredBatchNorm(
+                eps=finite(norm.eps),
+                share=finite(norm.share),
+                gain=Values.of(norm.gain),
+                bias=Values.of(norm.bias),
+                mean=Values.of(norm.mean),
+                variance=Values.of(norm.variance),
+            )
+            for norm in inspection.batch_norms
+        },
     )

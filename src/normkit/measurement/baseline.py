@@ -76,6 +76,22 @@ class DeclaredNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeclaredBatchNorm:
+    """The declaration of one batch norm."""
+
+    eps: float | None
+    """Added to the variance; None where it is not known."""
+    share: float | None
+    """Share of the running mean that a batch replaces, as in `BatchNorm`; None where it is not known."""
+    gain: Values | None = None
+    """Its numbers; None where they are not known."""
+    bias: Values | None = None
+    mean: Values | None = None
+    """Those of its running means."""
+    variance: Values | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Baseline:
     """The declaration of a model: its norms, and the placements of its blocks."""
 
@@ -89,8 +105,8 @@ class Baseline:
     """Path of the norm after the last block, or None."""
     others: tuple[str, ...] = ()
     """Paths of norms that no spec describes, such as batch norms."""
-    batch_eps: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """The eps of batch norms, by path."""
+    batch_norms: Mapping[str, DeclaredBatchNorm] = dataclasses.field(default_factory=dict)
+    """The batch norms, by path, in forward order; they are among the others too."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`; all but the source."""
@@ -100,6 +116,7 @@ class Baseline:
             parts = {"gain": norm.gain, "bias": norm.bias}
             values = {name: None if part is None else dataclasses.asdict(part) for name, part in parts.items()}
             norms[path] = {**shallow, "spec": norm.spec.to_json(), **values}
+        batches = {path: dataclasses.asdict(norm) for path, norm in self.batch_norms.items()}
         return {
             "schema_version": _SCHEMA,
             "content": _CONTENT,
@@ -107,7 +124,7 @@ class Baseline:
             "placements": dict(self.placements),
             "norms": norms,
             "others": list(self.others),
-            **({"batch_eps": dict(self.batch_eps)} if self.batch_eps else {}),
+            **({"batch_norms": batches} if batches else {}),
         }
 
 
@@ -178,16 +195,14 @@ def read(path: Path) -> Baseline:
         if not all(isinstance(other, str) for other in others):
             raise InputError(f'"others" must be paths, got {others!r}')
         # Older files have none.
-        batch_eps = files.field({"batch_eps": {}, **values}, "batch_eps", dict)
-        for name in batch_eps:
-            files.field(batch_eps, name, float, "batch_eps")
+        batch_norms = files.field({"batch_norms": {}, **values}, "batch_norms", dict)
         return Baseline(
             source=path.name,
             norms={name: _norm(name, norm) for name, norm in norms.items()},
             placements=placements,
             final_norm=final_norm,
             others=tuple(others),
-            batch_eps=batch_eps,
+            batch_norms={name: _batch_norm(name, norm) for name, norm in batch_norms.items()},
         )
     except (InputError, SpecError) as error:
         raise InputError(f"the intent file {path} is damaged: {error}; mend it, or have it written anew") from None
@@ -207,16 +222,33 @@ def _norm(path: str, values: Any) -> DeclaredNorm:
         if given[name] < 1:
             raise InputError(f'"{name}" of {path} must be at least 1, got {given[name]}')
     try:
-        # None in a file without them, or if the norm has no such parameter.
-        for name in ("gain", "bias"):
-            if (part := values.get(name)) is not None:
-                if not isinstance(part, dict):
-                    raise InputError(f'"{name}" of {path} must be an object or null, got {part!r}')
-                kinds, where = get_type_hints(Values), f"the {name} of {path}"
-                given[name] = Values(**{key: files.field(part, key, kind, where) for key, kind in kinds.items()})
+        given |= _values(path, values, ("gain", "bias"))
         return DeclaredNorm(**{**given, "spec": NormSpec.from_json(given["spec"]), "factor": float(factor)})
     except (SpecError, TypeError) as error:
         raise InputError(f'"spec" of {path}: {error}') from None
+
+
+def _values(path: str, declared: Mapping[str, Any], names: Collection[str]) -> dict[str, Values]:
+    """The numbers of parameters; none in a file without them, or if the norm has no such parameter."""
+    given = {}
+    for name in names:
+        if (part := declared.get(name)) is not None:
+            if not isinstance(part, dict):
+                raise InputError(f'"{name}" of {path} must be an object or null, got {part!r}')
+            kinds, where = get_type_hints(Values), f"the {name} of {path}"
+            given[name] = Values(**{key: files.field(part, key, kind, where) for key, kind in kinds.items()})
+    return given
+
+
+def _batch_norm(path: str, values: Any) -> DeclaredBatchNorm:
+    if not isinstance(values, dict):
+        raise InputError(f"{path} must be an object, got {values!r}")
+    numbers = {
+        name: None if values.get(name) is None else float(files.field(values, name, float, path))
+        for name in ("eps", "share")
+    }
+    parts: dict[str, Any] = _values(path, values, ("gain", "bias", "mean", "variance"))
+    return DeclaredBatchNorm(eps=numbers["eps"], share=numbers["share"], **parts)
 
 
 def _check_one_of(value: object, allowed: tuple[str, ...], where: str) -> None:

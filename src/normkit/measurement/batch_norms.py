@@ -24,6 +24,7 @@ from normkit.measurement.facts import BatchNorm
 from normkit.measurement.hooks import Listener, observed
 from normkit.measurement.running import Batch, evaluating, first_of, rows, runner, tensors
 from normkit.measurement.structure import Structure
+from normkit.measurement.weights import spectrum
 
 # Far from the start 0, so that rounding does not count; enough rows for any axis.
 _MEAN, _SAMPLES, _LENGTH = 3.0, 4, 2
@@ -220,6 +221,10 @@ def batch_norms(
             BatchNorm(
                 path=path,
                 channels=len(mean),
+                gain=spectrum(gain, 1.0) if isinstance(gain, Tensor) else None,
+                bias=spectrum(bias, 0.0) if isinstance(bias, Tensor) else None,
+                mean=spectrum(mean, 0.0),
+                variance=spectrum(variance, 1.0),
                 eps=eps,
                 share=share,
                 batches=batches,

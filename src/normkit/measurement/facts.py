@@ -209,6 +209,14 @@ class BatchNorm:
     """The module's path."""
     channels: int
     """Channels with statistics of their own."""
+    gain: Spectrum | None
+    """Its gain, or None."""
+    bias: Spectrum | None
+    """Its bias, or None."""
+    mean: Spectrum
+    """Its running means."""
+    variance: Spectrum
+    """Its running variances."""
     eps: float
     """The number added to the variance; NaN where it is not known."""
     share: float

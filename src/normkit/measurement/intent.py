@@ -91,6 +91,9 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
         for path in norms
         if (type(here[path]) is not type(there[path]) if path in here else path.rpartition(".")[0] in here)
     ]
+    # Folding takes nearly all of them out.
+    lost = [path for path in batch_eps if path in here and not hasattr(here[path], "running_mean")]
+    replaced += lost if 2 * len(lost) < len(batch_eps) else []
     own = [path for path in there if path in here and type(here[path]) is type(there[path])]
     # accelerate wraps the forward to read parameters, and keeps the old one beside it.
     replaced_code = {path for path in own if "forward" in vars(here[path]) and "_old_forward" not in vars(here[path])}

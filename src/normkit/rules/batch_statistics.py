@@ -126,8 +126,9 @@ def other_eps(facts: Facts) -> Outcome:
 
 def _meant_eps(norm: BatchNorm, facts: Facts) -> tuple[float | None, str]:
     """The eps that is meant, and who says so; None where nobody does."""
-    if facts.baseline is not None and norm.path in facts.baseline.batch_eps:
-        return facts.baseline.batch_eps[norm.path], f"{facts.baseline.source or 'the intent file'} says"
+    declared = None if facts.baseline is None else facts.baseline.batch_norms.get(norm.path)
+    if facts.baseline is not None and declared is not None and declared.eps is not None:
+        return declared.eps, f"{facts.baseline.source or 'the intent file'} says"
     if facts.intent is not None and norm.path in facts.intent.batch_eps:
         return facts.intent.batch_eps[norm.path], "the config says"
     others = [other.eps for other in facts.batch_norms if other.path != norm.path and not math.isnan(other.eps)]

@@ -149,7 +149,7 @@ class Facts:
         """Initial value of a norm's gain, offset included: 1 unless the config's class says otherwise."""
         return 1.0 if self.intent is None else self.intent.initial_gains.get(path, 1.0)
 
-    def is_gain_initial(self, site: Site) -> bool:
+    def is_gain_initial(self, site: Site | BatchNorm) -> bool:
         """The site has a gain, and every entry of it is its initial value."""
         gain = site.gain
         return gain is not None and is_constant(gain) and gain.quantiles[0] == self.initial_gain(site.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from normkit.measurement.facts import Site, Spectrum
+from normkit.measurement.facts import BatchNorm, Site, Spectrum
 from normkit.measurement.training import Parameter, Training
 from normkit.rules.facts import Facts, is_constant
 from normkit.rules.finding import Severity
@@ -289,7 +289,10 @@ def gradient_in_16_bits(facts: Facts) -> Outcome:
 )
 def extreme_values(facts: Facts) -> Outcome:
     """Gains of exactly 0 and an entry far above all others, which no training gives; then values that it does give."""
-    gains = {site.path: site.gain for site in facts.sites if site.gain is not None and not site.gain.nonfinite}
+    norms: list[Site | BatchNorm] = [*facts.sites, *(norm for norm in facts.batch_norms if norm.is_gathered)]
+    gains = {norm.path: norm.gain for norm in norms if norm.gain is not None and not norm.gain.nonfinite}
+    # Batch norms lose whole channels in training: C12 tells of these.
+    in_batches = {norm.path for norm in facts.batch_norms}
     # Gains that start at 0 by design are beside others that are constant too.
     fresh = all(is_constant(gain) for gain in gains.values())
     tops = {path: max(map(abs, gain.quantiles)) for path, gain in gains.items()}
@@ -299,7 +302,9 @@ def extreme_values(facts: Facts) -> Outcome:
         median, top = abs(gain.quantiles[3]), tops[path]
         elsewhere = max((value for other, value in tops.items() if other != path), default=top)
         ratio, alone = top / median if median else 0.0, top / _second(gain) if top else 0.0
-        if zero >= _ZERO_SHARE and not fresh and facts.initial_gain(path) != 0:
+        if path in in_batches and not (alone > _ALONE or (alone > _ALONE / 3 and top > _ALONE_IN_MODEL * elsewhere)):
+            continue
+        if zero >= _ZERO_SHARE and path not in in_batches and not fresh and facts.initial_gain(path) != 0:
             share = "all of" if zero >= 1 else f"at least {percent(zero)} of"
             words = f"{share} {counted(gain.size, 'gain')} are exactly 0, which training never gives"
             cases.append(Case(path, "error", words, 1.0 + zero))
@@ -313,7 +318,7 @@ def extreme_values(facts: Facts) -> Outcome:
         elif ratio > _LARGE_RATIO:
             words = f"the largest gain is {ratio:.3g} times the median one of {median:.3g}"
             cases.append(Case(path, "note", words, 1.0))
-    biases = {site.path: site.bias for site in facts.sites if site.bias is not None and not site.bias.nonfinite}
+    biases = {norm.path: norm.bias for norm in norms if norm.bias is not None and not norm.bias.nonfinite}
     tops = {path: max(map(abs, bias.quantiles)) for path, bias in biases.items()}
     for path, bias in biases.items():
         elsewhere = max((top for other, top in tops.items() if other != path), default=0.0)

@@ -113,6 +113,10 @@ def _missing_of_class(facts: Facts, intent: Intent) -> Hit | None:
             and any(place_of(other) == place_of(path) for other in facts.running)
         ):
             lines[path] = f"{intent.source} calls it, here it is never called, though norms like it in other blocks are"
+    known = {norm.path for norm in facts.batch_norms}
+    for path in intent.batch_eps:
+        if path in intent.replaced and path not in known:
+            lines[path] = f"{intent.source} has a batch norm, none runs here"
     is_replaced = any(path in intent.replaced for path in lines)
     num_open = sum(block.placement in _OPEN for block in facts.blocks)
     if facts.blocks and num_open >= len(facts.blocks) / 2 and facts.final_norm is None and not is_replaced:
@@ -127,7 +131,7 @@ def _missing_of_class(facts: Facts, intent: Intent) -> Hit | None:
         return None
     return Hit(
         severity="error",
-        sites=tuple(path for path in intent.specs if path in lines),
+        sites=tuple(path for path in (*intent.specs, *intent.batch_eps) if path in lines),
         measured=f"{counted(len(lines), 'norm')} of {intent.source} {'is' if len(lines) == 1 else 'are'} missing",
         evidence=evidence_lines([*(f"{path}: {words}" for path, words in lines.items()), *_open_end(facts)]),
     )
@@ -139,6 +143,12 @@ def _missing_declared(facts: Facts, baseline: Baseline) -> Hit | None:
     inside = tuple(f"{block}{mark}" for block in gone for mark in ".:")
     sites = [path for path in baseline.norms if not _has_norm_at(path, facts) and not path.startswith(inside)]
     lines = [f"{path}: {baseline.source} declares {baseline.norms[path].spec}, no norm runs here" for path in sites]
+    known = {norm.path for norm in facts.batch_norms}
+    lost = [path for path in baseline.batch_norms if path not in known and not path.startswith(inside)]
+    # Folding takes nearly all of them out.
+    lost = lost if 2 * len(lost) < len(baseline.batch_norms) else []
+    sites += lost
+    lines += [f"{path}: {baseline.source} declares a batch norm, none runs here" for path in lost]
     # A norm that is tied to another one runs in that one's place.
     final, tied = baseline.final_norm, facts.running - {site.path for site in facts.sites}
     open_ended = final is not None and facts.final_norm is None and final not in tied

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from normkit.measurement.baseline import Values
-from normkit.measurement.facts import Site
+from normkit.measurement.baseline import DeclaredBatchNorm, DeclaredNorm, Values
+from normkit.measurement.facts import BatchNorm, Site, Spectrum
 from normkit.rules.facts import Facts, is_constant
 from normkit.rules.rule import Case, Hit, NotChecked, Outcome, Rule, first_values, hit
 from normkit.rules.scale import HALF
@@ -31,8 +31,8 @@ _MOST = 0.5
     severity="error",
     threshold=(
         "gain exactly 1 and bias exactly 0 at some norms while at least half of the norms are trained (error; in "
-        "16 bits a warning where trained gains too have half of their entries at 1); all norms so in a model whose "
-        "matrices are trained (note)"
+        "16 bits a warning where trained gains too have half of their entries at 1), or one of both at a batch norm "
+        "(warning); all norms so in a model whose matrices are trained (note)"
     ),
     source="huggingface/transformers#29554 and #35615",
     why=(
@@ -50,7 +50,13 @@ def never_loaded(facts: Facts) -> Outcome:
     starts = {} if facts.training is None else first_values(facts.training, "gain mean")
     if starts and 2 * sum(mean == facts.initial_gain(path) for path, mean in starts.items()) >= len(starts):
         return NotChecked("the run began with fresh weights: there was nothing to load")
-    learnt = [site for site in facts.sites if site.gain is not None or site.bias is not None]
+    learnt: list[Site | BatchNorm] = [site for site in facts.sites if site.gain is not None or site.bias is not None]
+    # Gains of 0, with which a residual branch begins, tell neither.
+    learnt += [
+        norm
+        for norm in facts.batch_norms
+        if facts.training is None and norm.is_gathered and (norm.gain or norm.bias) and norm.zero_gains < norm.channels
+    ]
     untouched = [
         site for site in learnt if all(part is None or part.at_initialisation for part in (site.gain, site.bias))
     ]
@@ -81,14 +87,37 @@ def never_loaded(facts: Facts) -> Outcome:
         )
     if trained < len(learnt) / 2:
         return None
-    found = hit(cases, f"{counted(len(untouched), 'norm')} exactly at initialisation, {trained} trained")
+    cases += _half_loaded([norm for norm in learnt if isinstance(norm, BatchNorm) and norm not in untouched])
+    found = hit(
+        cases,
+        f"{counted(len(cases), 'norm')} exactly at initialisation, {trained - len(cases) + len(untouched)} trained",
+    )
     # In 16 bits small updates round away: then trained gains too have half of their entries at their initial value.
     is_rounded = facts.model.dtype in HALF and any(
-        not is_constant(site.gain) and site.gain.quantiles[2] == site.gain.quantiles[4] == facts.initial_gain(site.path)
+        isinstance(site, Site)
+        and not is_constant(site.gain)
+        and site.gain.quantiles[2] == site.gain.quantiles[4] == facts.initial_gain(site.path)
         for site in learnt
         if site.gain is not None
     )
     return replace(found, severity="warning") if found is not None and is_rounded else found
+
+
+def _half_loaded(norms: Sequence[BatchNorm]) -> list[Case]:
+    """Batch norms one of whose parameters is at initialisation, where that of most others is trained.
+
+    No folding leaves a batch norm so, as it leaves other norms.
+    """
+    cases = []
+    for name, words in (("gain", "gains are exactly 1"), ("bias", "biases are exactly 0")):
+        parts = [(norm.path, part) for norm in norms if (part := getattr(norm, name)) is not None]
+        still = [(path, part) for path, part in parts if part.at_initialisation]
+        if 2 * len(still) < len(parts):
+            cases += [
+                Case(path, "warning", f"all {part.size} {words}, not those of {len(parts) - len(still)} others")
+                for path, part in still
+            ]
+    return cases
 
 
 @Rule(
@@ -119,7 +148,10 @@ def other_values(facts: Facts) -> Outcome:
     """Gains and biases against the declared ones; without a declaration, against each other."""
     if facts.training is not None:
         return NotChecked("gains and biases are expected to change in a training run")
-    if facts.baseline is None or not any(norm.gain or norm.bias for norm in facts.baseline.norms.values()):
+    meant_norms: dict[str, DeclaredNorm | DeclaredBatchNorm] = {}
+    if facts.baseline is not None:
+        meant_norms = {**facts.baseline.norms, **facts.baseline.batch_norms}
+    if facts.baseline is None or not any(norm.gain or norm.bias for norm in meant_norms.values()):
         name = "MODEL" if facts.model.name == facts.model.class_name else facts.model.name
         command = f"normkit compare {name} REFERENCE"
         unknown = NotChecked(f"no reference for the values of gains: {command} compares them")
@@ -127,29 +159,24 @@ def other_values(facts: Facts) -> Outcome:
     explained: list[Case] = []
     moved: list[Case] = []
     held = 0
-    for name in ("gain", "bias"):
-        now = {site.path: values for site in facts.sites if (values := Values.of(getattr(site, name))) is not None}
-        meant = {path: getattr(norm, name) for path, norm in facts.baseline.norms.items() if getattr(norm, name)}
-        for site in facts.sites:
-            declared = facts.declared(site.path)
-            if declared is None or not {site.path} <= now.keys() & meant.keys():
-                continue
-            # Other rules report factors of the output and offsets of the weight.
-            if site.factor != declared.factor:
-                continue
-            if name == "gain" and site.spec.gain.offset != declared.spec.gain.offset:
+    for name, noun in (("gain", "gain"), ("bias", "bias"), ("mean", "running mean"), ("variance", "running variance")):
+        of_sites: list[Site | BatchNorm] = [*facts.sites] if name in ("gain", "bias") else []
+        norms = {norm.path: norm for norm in (*of_sites, *facts.batch_norms)}
+        now = {path: values for path, norm in norms.items() if (values := Values.of(getattr(norm, name))) is not None}
+        meant = {path: part for path, norm in meant_norms.items() if (part := getattr(norm, name, None))}
+        for path in now:
+            if path not in meant or not _is_comparable(norms[path], meant_norms[path], name):
                 continue
             held += 1
-            # Numbers that were rounded to 16 bits on one side agree to a rounding only.
-            tolerance = _ROUNDED if site.dtype != declared.dtype and {site.dtype, declared.dtype} & HALF else _EXACT
-            mine, wanted = now[site.path], meant[site.path]
+            tolerance = _tolerance(norms[path], meant_norms[path])
+            mine, wanted = now[path], meant[path]
             # Other rules report another number of features.
             if mine.size != wanted.size:
                 continue
             if mine.digest == wanted.digest or (tolerance == _ROUNDED and _is_mapped(mine, wanted, tolerance)):
                 continue
-            if (told := _elsewhere(site.path, now, meant) or _pattern(mine, wanted, tolerance)) is not None:
-                explained.append(Case(site.path, "error", f"its {name} {told}", 1.0))
+            if (told := _elsewhere(path, now, meant) or _pattern(mine, wanted, tolerance)) is not None:
+                explained.append(Case(path, "error", f"its {noun} {told}", 1.0))
             else:
                 is_now, was_meant = (
                     f"{each.minimum:.4g} to {each.maximum:.4g}, median {each.median:.4g}, "
@@ -157,13 +184,28 @@ def other_values(facts: Facts) -> Outcome:
                     for each in (mine, wanted)
                 )
                 some = " (some entries differ)" if is_now == was_meant else ""
-                moved.append(Case(site.path, "warning", f"its {name} is {is_now}; meant is {was_meant}{some}", 1.0))
+                moved.append(Case(path, "warning", f"its {noun} is {is_now}; meant is {was_meant}{some}", 1.0))
     if not explained and len(moved) >= _MOST * held:
         words = f"{len(moved)} of {counted(held, 'parameter')} of norms have moved, as in a later checkpoint"
         return hit([replace(case, severity="note") for case in moved], words, "parameter")
     cases = explained + moved
     source = facts.baseline.source or "declared"
     return hit(cases, f"{counted(len(cases), 'parameter')} of norms with other values than {source}", "parameter")
+
+
+def _is_comparable(norm: Site | BatchNorm, declared: DeclaredNorm | DeclaredBatchNorm, name: str) -> bool:
+    """Other rules report factors of the output and offsets of the weight."""
+    if isinstance(norm, BatchNorm) or isinstance(declared, DeclaredBatchNorm):
+        return isinstance(norm, BatchNorm) and isinstance(declared, DeclaredBatchNorm)
+    is_offset = name == "gain" and norm.spec.gain.offset != declared.spec.gain.offset
+    return norm.factor == declared.factor and not is_offset
+
+
+def _tolerance(norm: Site | BatchNorm, declared: DeclaredNorm | DeclaredBatchNorm) -> float:
+    """Numbers that were rounded to 16 bits on one side agree to a rounding only."""
+    if isinstance(norm, BatchNorm) or isinstance(declared, DeclaredBatchNorm):
+        return _EXACT
+    return _ROUNDED if norm.dtype != declared.dtype and {norm.dtype, declared.dtype} & HALF else _EXACT
 
 
 def _is_mapped(
@@ -199,7 +241,7 @@ def _pattern(now: Values, meant: Values, tolerance: float) -> str | None:
         return None
     ratio, shift = now.median / meant.median, now.median - meant.median
     if _is_mapped(now, meant, tolerance, lambda value: value * ratio) and abs(ratio - 1) > tolerance:
-        return f"is {ratio:.4g} times the one that is meant"
+        return f"is {ratio + 0.0:.4g} times the one that is meant"
     if _is_mapped(now, meant, tolerance, lambda value: value + shift) and not _is_mapped(now, meant, tolerance):
         return f"is the one that is meant {'plus' if shift > 0 else 'less'} {abs(shift):.4g}"
     return None
@@ -207,57 +249,69 @@ def _pattern(now: Values, meant: Values, tolerance: float) -> str | None:
 
 def _copies(facts: Facts) -> Hit | None:
     """Trained gains that are the same numbers at two norms which share no parameter."""
-    holders: Mapping[str, list[Site]] = defaultdict(list)
-    for site in facts.sites:
-        if site.gain is not None and site.gain.size >= _TELLING_SIZE and is_varied(site):
-            holders[site.gain.digest].append(site)
+    holders: Mapping[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
+    for path, noun, part in _parts(facts):
+        if part.size >= _TELLING_SIZE and is_varied(part):
+            holders[noun, part.digest].append((path, part.size))
 
-    def are_one(one: Site, other: Site) -> bool:
+    def are_one(one: str, other: str) -> bool:
         # They have one parameter, by design or not: D4 reports that.
-        shared = facts.shared.get(one.path)
-        return facts.is_tied_in_stock(one.path, other.path) or (shared is not None and other.path in shared.twins)
+        shared = facts.shared.get(one)
+        return facts.is_tied_in_stock(one, other) or (shared is not None and other in shared.twins)
 
     cases = [
-        Case(site.path, "error", f"its {site.gain.size} gains are a copy of those of {first.path}")
-        for first, *others in holders.values()
-        for site in others
-        if site.gain is not None and not are_one(first, site)
+        Case(path, "error", f"its {size} {noun} are a copy of those of {first}")
+        for (noun, _), ((first, _), *others) in holders.items()
+        for path, size in others
+        if not are_one(first, path)
     ]
     found = hit(cases, f"{counted(len(cases), 'norm')} with a copy of another norm's gain")
     if found is None:
         return None
-    named = {*found.sites, *(holder[0].path for holder in holders.values() if len(holder) > 1)}
-    return replace(found, sites=tuple(site.path for site in facts.sites if site.path in named))
+    named = {*found.sites, *(held[0][0] for held in holders.values() if len(held) > 1)}
+    return replace(found, sites=tuple(dict.fromkeys(path for path, *_ in _parts(facts) if path in named)))
+
+
+def _parts(facts: Facts) -> list[tuple[str, str, Spectrum]]:
+    """Path, name and numbers of all that norms hold: in forward order, batch norms last."""
+    found = [
+        *((site.path, "gains", site.gain) for site in facts.sites),
+        *((norm.path, "gains", norm.gain) for norm in facts.batch_norms),
+        *((norm.path, "running means", norm.mean) for norm in facts.batch_norms),
+        *((norm.path, "running variances", norm.variance) for norm in facts.batch_norms),
+    ]
+    return [(path, noun, part) for path, noun, part in found if part is not None]
 
 
 def _unlike_the_others(facts: Facts) -> Hit | None:
     """A gain of the opposite sign, or of a few evenly spread numbers, among gains that have neither."""
-    gains = [(site, site.gain) for site in facts.sites if is_varied(site) and site.gain is not None]
+    kinds = {site.path: (site.role, site.factor) for site in facts.sites}
+    gains = [(path, part) for path, noun, part in _parts(facts) if noun == "gains" and is_varied(part)]
     cases = []
-    for site, gain in gains:
-        others = [other for each, other in gains if each is not site and each.role == site.role]
-        others = others if len(others) >= _FEWEST else [other for each, other in gains if each is not site]
+    for path, gain in gains:
+        role, factor = kinds.get(path, ("batch norm", 1.0))
+        alike = [other for each, other in gains if each != path and kinds.get(each, ("batch norm", 1.0))[0] == role]
+        others = alike if len(alike) >= _FEWEST else [other for each, other in gains if each != path]
         if gain.size < _TELLING_SIZE or len(others) < _FEWEST:
             continue
         negative = statistics.median(other.negative for other in others)
         # A norm whose output is multiplied by a negative number has its own finding.
-        if gain.negative > _FLIPPED and negative < _SELDOM and site.factor > 0:
+        if gain.negative > _FLIPPED and negative < _SELDOM and factor > 0:
             words = f"{percent(gain.negative)} of its gains are negative, {percent(negative)} of the median other "
-            cases.append(Case(site.path, "warning", f"{words}norm's: its sign was flipped", gain.negative))
+            cases.append(Case(path, "warning", f"{words}norm's: its sign was flipped", gain.negative))
         usual = statistics.median(other.distinct for other in others)
-        if 1 < gain.distinct <= _LEVELS and usual > _FEWER * gain.distinct:
+        if 1 < gain.distinct <= _LEVELS and min(usual, gain.size) >= _FEWER * gain.distinct:
             # Only values further apart than the rounding of 16 bits leaves them were quantized.
             step = (gain.quantiles[-1] - gain.quantiles[0]) / (gain.distinct - 1)
             if step > _COARSE * max(map(abs, gain.quantiles)):
                 words = f"its {gain.size} gains take {gain.distinct} distinct values, those of the others {usual:.0f}: "
-                cases.append(Case(site.path, "warning", f"{words}they were quantized", 1.0))
+                cases.append(Case(path, "warning", f"{words}they were quantized", 1.0))
     return hit(cases, f"gains unlike all others at {counted(len(cases), 'norm')}")
 
 
-def is_varied(site: Site) -> bool:
-    """It has a gain whose entries are not all alike, as where nothing trained them."""
-    gain = site.gain
-    return gain is not None and bool(gain.digest) and gain.quantiles[1] != gain.quantiles[5]
+def is_varied(part: Spectrum | None) -> bool:
+    """Its entries are not all alike, as where nothing trained them."""
+    return part is not None and bool(part.digest) and part.quantiles[1] != part.quantiles[5]
 
 
 RULES = (never_loaded, other_values)

@@ -174,7 +174,7 @@ def norm_after_norm(facts: Facts) -> Outcome:
         else:
             words = f"its input is {origin}: two norms in a row, with only a gain between them"
             if before is not None and before.gain is not None and site.gain is not None:
-                is_copy = is_varied(before) and before.gain.digest == site.gain.digest
+                is_copy = is_varied(before.gain) and before.gain.digest == site.gain.digest
             words += ", and the same gain: it is applied twice" if is_copy else ""
         cases.append(Case(site.path, "error" if is_copy else "warning" if is_inside else "note", words))
     return hit(cases, f"{counted(len(cases), 'norm')} of rows that are normalized already")
