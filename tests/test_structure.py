@@ -129,6 +129,7 @@ EXTRA_TESTS = {
     "measurement/test_own_formula.py": "normkit.measurement.sampling: outputs against their own formula",
     "rules/test_media_families.py": "all rules together, on untrained models of images and of sound",
     "cli/test_media.py": "normkit inspect on images and on sound",
+    "rules/test_values_of_batch_norms.py": "normkit.rules.values, .parameters and .placement, of batch norms",
     "rules/test_families.py": "all rules together, on untrained models of many families",
 }
 

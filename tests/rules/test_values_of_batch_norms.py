@@ -1,0 +1,133 @@
+"""What the rules of gains, biases and missing norms say of batch norms."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import normkit as nk
+from helpers import finding_of
+
+WIDE = 24
+
+
+def images(seed: int) -> torch.Tensor:
+    return torch.randn(16, 3, 12, 12, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def wide() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [
+        layer
+        for place in range(5)
+        for layer in (nn.Conv2d(WIDE if place else 3, WIDE, 3, padding=1), nn.BatchNorm2d(WIDE), nn.ReLU())
+    ]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDE, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(40):
+        x = images(step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), (x.mean((1, 2, 3)) > 0).long()).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def changed(name: str, change):
+    """Changes one vector of the second batch norm."""
+
+    def plant(model: nn.Module) -> None:
+        part = getattr(model[4], name)
+        with torch.no_grad():
+            part.copy_(change(part, getattr(model[7], name)))
+
+    return plant
+
+
+def spiked(part: torch.Tensor, _other: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.arange(WIDE) == 3, 100 * part, part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "rule", "words", "declared"),
+    [
+        (
+            lambda model: model[4].reset_parameters() or changed("running_mean", lambda _, other: -other)(model),
+            ("B6", "error"),
+            "4: all 24 gains are exactly 1 and all 24 biases are exactly 0",
+            None,
+        ),
+        (
+            changed("bias", lambda part, _: 0 * part),
+            ("B6", "warning"),
+            "4: all 24 biases are exactly 0, not those of 4 others",
+            "",
+        ),
+        (changed("weight", spiked), ("B10", "error"), "4: one gain of", "its gain is"),
+        (
+            changed("weight", lambda _, other: other),
+            ("B14", "error"),
+            "7: its 24 gains are a copy of those of 4",
+            "its gain is the one of 7",
+        ),
+        (
+            changed("running_mean", lambda _, other: other),
+            ("B14", "error"),
+            "7: its 24 running means are a copy of those of 4",
+            "its running mean is the one of 7",
+        ),
+        (
+            changed("weight", lambda part, _: -part),
+            ("B14", "warning"),
+            "4: 100 % of its gains are negative",
+            "its gain has the opposite sign",
+        ),
+        (
+            changed("running_var", lambda part, _: part.flip(0)),
+            None,
+            "",
+            "its running variance has its entries in another",
+        ),
+        (changed("running_var", lambda part, _: 4 * part), None, "", "its running variance is 4 times the one"),
+    ],
+    ids=["never loaded", "bias lost", "spike", "copied gain", "copied means", "negated", "permuted", "scaled"],
+)
+def test_values_of_batch_norms(wide, plant, rule, words, declared, tmp_path):
+    path, model = tmp_path / "intent.json", copy.deepcopy(wide)
+    assert nk.inspect(model, images(99), intent=path).findings == ()
+    plant(model)
+    found = {each.rule: each for each in nk.inspect(model, images(99)).findings}
+    if rule is not None:
+        assert found[rule[0]].severity == rule[1]
+        assert found[rule[0]].evidence[0].startswith(words)
+    if declared:
+        found = finding_of(nk.inspect(model, images(99), intent=path), "B14")
+        assert f"4: {declared}" in found.evidence[0]
+
+
+def test_a_batch_norm_that_was_lost(wide, tmp_path):
+    path, model = tmp_path / "intent.json", copy.deepcopy(wide)
+    nk.inspect(model, images(99), intent=path)
+    model[4] = nn.Identity()
+    found = finding_of(nk.inspect(model, images(99), intent=path), "D3")
+    assert (found.severity, found.sites) == ("error", ("4",))
+    assert found.evidence == ("4: intent.json declares a batch norm, none runs here",)
+    # As folding leaves them.
+    for place in (1, 7, 10, 13):
+        model[place] = nn.Identity()
+    assert finding_of(nk.inspect(model, images(99), intent=path), "D3") is None
+
+
+@pytest.mark.slow
+def test_a_batch_norm_of_the_configs_class_that_was_lost():
+    import transformers
+
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=2)
+    model = transformers.ResNetForImageClassification(config).eval()
+    model.resnet.embedder.embedder.normalization = nn.Identity()
+    found = finding_of(nk.inspect(model, {"pixel_values": torch.randn(2, 3, 32, 32)}), "D3")
+    assert (found.severity, found.sites) == ("error", ("resnet.embedder.embedder.normalization",))
