@@ -123,7 +123,7 @@ def page_of_activations() -> str:
         batches,
         name="all-MiniLM-L6-v2",
         decode=lambda token: tokenizer.decode([token]),
-        sites=[NORM],
+        site=NORM,
         points=ROWS,
     )
     assert found.sites[0].rows.shape == (ROWS, model.config.hidden_size)
@@ -183,7 +183,7 @@ def main() -> None:
         times = sorted(page.evaluate(FRAMES, [SIZE, options.frames, WARM_UP]))
         name = "frame, 2,000 points and 3 surfaces, 1200 x 800: ms"
         report(name, statistics.median(times), times[-len(times) // 20], FRAME)
-        for k, scenes in enumerate((["three", "four", "clusters", "gradient", "depth"], ["model"])):
+        for k, scenes in enumerate((["three", "four", "clusters", "gradient", "attention", "depth"], ["model"])):
             for name, times in changes(browser, Path(folder) / f"{k}.html", scenes):
                 bar = FRAME if k else STACK if "layers" in name else CHANGE
                 report(f"change, {name}: ms", statistics.median(times), times[-len(times) // 20], bar)

@@ -102,15 +102,11 @@ def test_a_plane_is_a_grid_of_cells(modules):
     np.testing.assert_allclose(np.abs(corners @ np.stack([u, v], 1)), 2)
 
 
-def test_an_ellipse_runs_round_once_a_box_has_twelve_edges_and_across_is_at_right_angles(modules):
+def test_an_ellipse_runs_round_once_and_across_is_at_right_angles(modules):
     places = np.array(modules("surfaces.js", "ellipse", [1, 2, 3], [2, 0, 0], [0, 0, 1], 40)) - [1, 2, 3]
     np.testing.assert_allclose((places[:, 0] / 2) ** 2 + places[:, 2] ** 2, 1)
     angles = np.unwrap(np.arctan2(places[:, 2], places[:, 0] / 2))
     np.testing.assert_allclose(np.diff(angles), 2 * np.pi / 40)
-    pairs = np.array(modules("surfaces.js", "box", [1, 1, 1], [1, 2, 3]))
-    lengths = np.linalg.norm(pairs[:, 1] - pairs[:, 0], axis=1)
-    assert sorted(lengths) == [2] * 4 + [4] * 4 + [6] * 4
-    assert len({tuple(sorted(map(tuple, pair))) for pair in pairs.tolist()}) == 12
     directions = [*np.eye(3), [1, 1, 1], [-0.01, 0, 5], [3, -2, 0.1], [0, 0.8, 0.6]]
     for direction in directions:
         u, v = np.array(modules("surfaces.js", "across", np.array(direction, float).tolist()))

@@ -114,6 +114,15 @@ def test_each_stage_has_its_formula_and_what_holds(lasting_page):
     assert page.locator("#formula math").inner_html() != formulas[2]
 
 
+def test_a_change_from_elsewhere_ends_the_run_in_its_pauses_too(lasting_page):
+    page = lasting_page(reduced_motion="reduce")
+    page.get_by_role("button", name="Play").click()
+    wait_for(page, STAGE, 1)
+    set_state(page, stage=0.5)
+    page.get_by_role("button", name="Play").wait_for()
+    assert page.evaluate(STAGE) == 0.5
+
+
 def test_the_stages_of_the_modes_and_scenes(lasting_page):
     page = lasting_page()
     assert names(page) == ["raw", "centre", "scale", "gain", "bias"]

@@ -51,6 +51,9 @@ def test_there_are_seven_short_steps_that_ask_and_each_is_a_state_that_holds(ste
         "Why RMSNorm drops the plane",
         "Why BatchNorm is another thing",
     ]
+    words = sum(len(f"{step['title']} {step['question']} {step['answer']}".split()) for step in steps)
+    # Three minutes: at 200 words a minute, 10 seconds are left for dragging and looking at each step.
+    assert words / 200 + 7 * 10 / 60 <= 3
     for step in steps:
         assert step["answer"].count(". ") <= 1
         assert step["answer"].endswith(".")

@@ -16,9 +16,9 @@ function bars({ weights, entropy, selectable }, groups, largest, box) {
   const line = (y, colour) => ({ type: "line", at: [left, y, right, y], colour, width: 1 });
   const most = Math.log(weights.length);
   const wide = box.width > 300;
-  const note = wide && selectable.includes(false) ? "; ×: no query selects this key" : "";
+  const note = wide && selectable.includes(false) ? "; ×: no query selects it" : "";
   return [
-    words(left, box.y + 8, `${wide ? "softmax of the scores, " : ""}entropy ${number(entropy, 3)} of ${number(most, 3)}${note}`, "ink"),
+    words(left, box.y + 8, `${wide ? "Softmax: " : ""}entropy ${number(entropy, 3)} of ${number(most, 3)}${note}`, "ink"),
     line(top, "line"),
     line(bottom, "muted"),
     words(right, top - 8, number(largest, 2), "muted", { anchor: "end" }),

@@ -39,18 +39,18 @@ const upright = ({ normal }) => Math.abs(dot(unit(normal.slice(0, 3)), unit([1, 
 export const WALK = [
   step(
     "Why a plane",
-    "LayerNorm first subtracts the mean: the same number from every entry. Where will the ringed point land? Drag the cross there.",
-    "It drops parallel to the all-ones axis until its entries add up to 0. All points of that sum form one plane, " +
-      "orthogonal to all-ones: only the height above it is lost.",
+    "LayerNorm first subtracts the mean: the same number from every entry. Where will the ringed point land? " +
+      "Drag the cross there.",
+    "It drops along all-ones until its entries add up to 0. All such points form one plane: only the height " +
+      "above it is lost.",
     { selected: 16 },
     { to: 1 },
   ),
   step(
     "Why this plane and no other",
-    "Each colour is one point, and four copies of it with a number added to all entries. " +
-      "Drag the ring at the normal until each colour lands on one spot.",
-    "Only the plane orthogonal to all-ones takes a shift of all entries away; on any other, a shifted point lands elsewhere. " +
-      "It is also the only one that treats all features alike.",
+    "Each colour is one point and four copies of it, with a number added to all entries. Drag the ring at the " +
+      "normal until each colour lands on one spot.",
+    "Only the plane orthogonal to all-ones takes such shifts away. It alone treats all features alike.",
     { cloud: "shifted", mode: "plane", stage: 1, normal: [-0.2, 0.35, 0.9, 1], yaw: 0.4, pitch: 0.5 },
     {
       asks: (state) => upright(state) < 0.9999,
@@ -61,43 +61,43 @@ export const WALK = [
   ),
   step(
     "Why a sphere",
-    "Four features now, seen from inside their hyperplane. Each point is divided by its own deviation: " +
-      "where will the ringed one land?",
-    "Dividing by the deviation makes the mean of the n squares 1, so every length is √n, here 2: a true sphere. " +
-      "In three dimensions the same step leaves a circle.",
+    "Four features now, seen from inside their hyperplane. Each point is divided by its own deviation: where " +
+      "will the ringed one land?",
+    "Every length becomes √n, here 2: a true sphere. With three features the same step leaves a circle.",
     { scene: "four", cloud: "four", stage: 1, selected: 5 },
     { to: 2 },
   ),
   step(
     "What epsilon does to small vectors",
-    "With ε = 0.01 a row is divided by √(r² + ε), where r is its deviation. " +
-      "The ringed row is short: where will it land, on the circle of radius √3 or inside?",
-    "It keeps r / √(r² + ε) of the radius: half is lost at r = 0.058, and long rows hardly notice. " +
-      "Rows of equal entries land on 0 instead of 0/0, and how deep a point lies still tells how long it was.",
+    "With ε = 0.01, a row of deviation r is divided by √(r² + ε). The ringed row is short: where will it land, " +
+      "on the circle or inside?",
+    "It keeps r / √(r² + ε) of the radius: half is lost at r = 0.058, and long rows hardly notice. Equal entries " +
+      "land on 0 instead of 0/0.",
     { cloud: "small", eps: 0.01, stage: 1, selected: 0 },
     { to: 2 },
   ),
   step(
     "What gain and bias do",
-    "The gain multiplies the three entries by 0.6, 1.3 and 1; the bias adds −0.3, 0.6 and 0.4. Where does that take the ringed point?",
-    "The gain stretches along the features, which tilts the plane to the normal 1 / g and makes the circle an ellipse " +
-      "whose axes are not the features'. The bias carries its centre from the origin to b.",
+    "The gain multiplies the entries by 0.6, 1.3 and 1; the bias adds −0.3, 0.6 and 0.4. Where does that take " +
+      "the ringed point?",
+    "The gain tilts the plane to the normal 1 / g and makes the circle an ellipse. The bias moves its centre " +
+      "from the origin to b.",
     { stage: 2, gain: [0.6, 1.3, 1, 1], bias: [-0.3, 0.6, 0.4, 0], selected: 24 },
     { to: 4 },
   ),
   step(
     "Why RMSNorm drops the plane",
     "RMSNorm subtracts nothing and divides by the root of the mean square. Where will the ringed point land?",
-    "It does not drop: it keeps its direction from the origin, its mean included, and may land anywhere on the " +
-      "sphere: of n dimensions it loses one, LayerNorm two. Where the mean is 0 both agree.",
+    "It does not drop: it keeps its direction, mean included, and may land anywhere on the sphere. RMSNorm loses " +
+      "one dimension, LayerNorm two.",
     { mode: "rms", selected: 16 },
     { to: 2 },
   ),
   step(
     "Why BatchNorm is another thing",
-    "One point is about to move far away (or drag it yourself). Under which norm will all the other points move, too?",
-    "BatchNorm takes mean and deviation down each column, over all points: one shift and one stretch for the whole cloud, onto " +
-      "no sphere. Where a point lands depends on the others; in LayerNorm and RMSNorm on itself alone.",
+    "One point is about to move far away (or drag it yourself). Under which norm do all other points move, too?",
+    "BatchNorm takes mean and deviation over all points: one shift and one stretch for the cloud, onto no " +
+      "sphere. LayerNorm and RMSNorm look at each point alone.",
     { scene: "clusters", cloud: "clusters", stage: 2, selected: 47 },
     {
       choices: ["BatchNorm", "LayerNorm", "RMSNorm"],

@@ -1,4 +1,4 @@
-// Ellipsoids, planes, ellipses and boxes in the world, ready to be spread into an item of a frame.
+// Ellipsoids, planes and ellipses in the world, ready to be spread into an item of a frame.
 import { add, cross, dot, matrixVector, minus, norm, scale, unit } from "explorer/linear.js";
 
 const list = (count, of) => Array.from({ length: count }, (_, k) => of(k));
@@ -29,21 +29,6 @@ export const ellipse = (centre, u, v, count = 96) =>
     const angle = (2 * Math.PI * k) / count;
     return add(centre, add(scale(u, Math.cos(angle)), scale(v, Math.sin(angle))));
   });
-
-/** The twelve edges of a box along the axes, as pairs; half: its half sides. */
-export const box = (centre, half) =>
-  [1, 2, 4].flatMap((axis) =>
-    list(8, (bits) => [bits, bits | axis])
-      .filter(([start, end]) => start !== end)
-      .map((ends) =>
-        ends.map((end) =>
-          add(
-            centre,
-            half.map((value, i) => (end & (1 << i) ? value : -value)),
-          ),
-        ),
-      ),
-  );
 
 /** Two unit vectors at right angles to a direction and to each other. */
 export function across(normal) {

@@ -79,16 +79,17 @@ export function mountTimeline(store) {
   /** Moves the state along motion(share), share from 0 to 1, until someone else moves it. */
   function move(motion, duration, pause, follow) {
     let [share, before] = [-pause / duration, 0];
-    left = {};
-    const tick = (now) => {
+    const now = (patch) => Object.fromEntries(Object.keys(patch).map((key) => [key, store.get()[key]]));
+    left = now(motion(0));
+    const tick = (time) => {
       if (Object.entries(left ?? {}).some(([key, value]) => !same(store.get()[key], value))) return run(false);
-      share = Math.min(1, share + (before && (speed * (now - before)) / duration));
+      share = Math.min(1, share + (before && (speed * (time - before)) / duration));
       if (still.matches && share >= 0) share = 1;
-      before = now;
+      before = time;
       if (share >= 0) {
         const patch = motion(ease(share));
         store.set(patch);
-        left = Object.fromEntries(Object.keys(patch).map((key) => [key, store.get()[key]]));
+        left = now(patch);
       }
       if (share < 1) request = requestAnimationFrame(tick);
       else follow();
