@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers as tf
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
@@ -87,6 +88,43 @@ class DiT(nn.Module):
             rows = block(rows, condition)
         y: Tensor = self.out(self.norm(rows))
         return y
+
+
+class ConvolutionBlock(nn.Module):
+    """A block of a UNet of diffusion: a norm of channel groups before each convolution (Ho et al. 2020, appendix B)."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(4, width), nn.Conv2d(width, out, 3, padding=1)
+        self.step = nn.Linear(16, out)
+        self.norm2, self.conv2 = nn.GroupNorm(4, out), nn.Conv2d(out, out, 3, padding=1)
+        self.shortcut = nn.Conv2d(width, out, 1) if width != out else nn.Identity()
+
+    def forward(self, x: Tensor, step: Tensor) -> Tensor:
+        y = self.conv1(F.silu(self.norm1(x))) + self.step(step)[:, :, None, None]
+        z: Tensor = self.shortcut(x) + self.conv2(F.silu(self.norm2(y)))
+        return z
+
+
+class UNet(nn.Module):
+    """A noisy image, halved once, with a connection past the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.step = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(1, 16)
+        self.down, self.halve = ConvolutionBlock(16, 32), nn.Conv2d(32, 32, 3, stride=2, padding=1)
+        self.middle = nn.ModuleList(ConvolutionBlock(32, 32) for _ in range(2))
+        self.up, self.norm, self.leave = ConvolutionBlock(64, 16), nn.GroupNorm(4, 16), nn.Conv2d(16, 3, 1)
+
+    def forward(self, x: Tensor, timestep: Tensor) -> Tensor:
+        step = F.silu(self.step(timestep[:, None] / 1000))
+        past = self.down(self.enter(x), step)
+        y = self.halve(past)
+        for block in self.middle:
+            y = block(y, step)
+        y = self.up(torch.cat([F.interpolate(y, scale_factor=2.0), past], 1), step)
+        z: Tensor = self.leave(F.silu(self.norm(y)))
+        return z
 
 
 class RecurrentCell(nn.Module):
@@ -231,6 +269,7 @@ OTHERS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "Gemma 3": _gemma3,
     "PaliGemma": _paligemma,
     "DiT": lambda: (DiT(), {"x": torch.randn(2, 4, 8, 8), "timestep": torch.tensor([10.0, 500.0])}),
+    "UNet": lambda: (UNet(), {"x": torch.randn(2, 3, 16, 16), "timestep": torch.tensor([10.0, 500.0])}),
     "Mamba": lambda: (
         tf.MambaForCausalLM(tf.MambaConfig(**_STATES, state_size=8, time_step_rank=4)),
         {"input_ids": _tokens(32)},

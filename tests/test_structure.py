@@ -61,6 +61,7 @@ EXTRA_TESTS = {
     "bench/test_gpu_script.py": "benchmarks/gpu.py",
     "census/test_families.py": "census/families.py",
     "census/test_finds.py": "census/finds and docs/wild/reports",
+    "census/test_media_families.py": "census/media_families.py",
     "census/test_norm_classes.py": "census/norm_classes.py",
     "census/test_ports_page.py": "census/ports_page.py",
     "census/test_recorded_rows.py": "census/recorded_rows.py",

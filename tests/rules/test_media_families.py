@@ -55,6 +55,7 @@ _FURTHER: dict[str, tuple[dict[str, int], dict[str, int], str | None]] = {
     "Gemma 3": ({"patch": 7, "token": 13}, {"pre": 2, "peri": 2}, "model.language_model.norm"),
     "PaliGemma": ({"patch": 6, "token": 5}, {"pre": 4}, "model.language_model.norm"),
     "DiT": ({"patch": 5}, {"pre": 2}, "norm"),
+    "UNet": ({"channel group": 9}, {}, None),
     "Mamba": ({"token": 3}, {"pre": 2}, "backbone.norm_f"),
     # The first block normalizes the embeddings before anything else.
     "RWKV": ({"token": 6}, {"unknown": 1, "pre": 1}, "rwkv.ln_out"),

@@ -97,6 +97,10 @@ class _Readers(Listener):
     def __init__(self) -> None:
         self.found: dict[str, Modulation] = {}
         self._waiting: dict[str, tuple[Tensor, int]] = {}
+        self._entered: dict[str, Tensor] = {}
+
+    def before_site(self, site: NormSite, x: Tensor) -> None:
+        self._entered[site.path] = x
 
     def after_site(self, site: NormSite, y: Tensor, _given: object) -> Tensor | None:
         if site.path not in self.found and y.dim() > 2 and len(y) > 1:
@@ -109,7 +113,8 @@ class _Readers(Listener):
             if is_within(path, norm.partition(":")[0]) and ":" not in norm:
                 continue
             found = None
-            if x is not None and x.shape == y.shape:
+            # A branch beside the norm reads the norm's input: that is a straight line of its output, too.
+            if x is not None and x.shape == y.shape and not torch.equal(x, self._entered[norm]):
                 found = _modulation(norm, path, y, x.detach().double().cpu())
             if found is not None:
                 self.found[norm] = found
