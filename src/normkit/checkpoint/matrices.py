@@ -114,18 +114,18 @@ class _GainByRow:
                 f"{name}, found shape {info.shape}; the checkpoint does not fit its config"
             )
         self._is_last = edit.gain_axis == len(info.shape) - 1
-        if not self._is_last:
-            values = values.repeat_interleave(math.prod(info.shape[edit.gain_axis + 1 : -1]))
+        # Rows of the matrix that follow each other with one factor: a convolution has many of each output.
+        self._rows = math.prod(info.shape[edit.gain_axis + 1 : -1])
         self._factor = factor(values, TORCH[info.dtype], output)
 
     def at(self, start: int, stop: int) -> Factor:
         """The factors of rows start..stop."""
         if self._is_last:
             return self._factor
-        period = self._factor.values.numel()
-        if start // period == (stop - 1) // period:
-            return self._factor.part(slice(start % period, (stop - 1) % period + 1))
-        return self._factor.part(torch.arange(start, stop) % period)
+        size = self._factor.values.numel()
+        if self._rows == 1 and start // size == (stop - 1) // size:
+            return self._factor.part(slice(start % size, (stop - 1) % size + 1))
+        return self._factor.part(torch.arange(start, stop) // self._rows % size)
 
 
 class _Centring:
