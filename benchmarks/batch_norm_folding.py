@@ -1,6 +1,7 @@
 """`nk.fold` of batch norms beside torch's own fusion: error in float64, and what each does with graphs that are harder.
 
-    python benchmarks/batch_norm_folding.py
+    python benchmarks/batch_norm_folding.py          # models in memory
+    python benchmarks/batch_norm_folding.py --disk   # checkpoints of transformers
 
 torch has `torch.fx.experimental.optimization.fuse` for models that torch.fx can trace, and `torch.nn.utils.fusion` for
 a pair of modules, which is used for transposed convolutions. Error: the largest difference of an output of the float64
@@ -12,6 +13,9 @@ many of the batch norms are folded.
 from __future__ import annotations
 
 import copy
+import sys
+import tempfile
+import time
 import warnings
 
 import torch
@@ -20,6 +24,8 @@ from torch.fx.experimental.optimization import fuse
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import normkit as nk
+from normkit.checkpoint.folding import fold
+from normkit.checkpoint.verification import verify
 from normkit.errors import NormkitError
 from normkit.text import clipped, first_line, significant
 
@@ -150,7 +156,7 @@ def prepared(case):
                 nn.init.normal_(module.bias)
     if getattr(model, "is_training", False):
         model.norm.train()
-    return model.to(dtype), torch.randn(shape, dtype=torch.float64)
+    return model.to(dtype), None if shape is None else torch.randn(shape, dtype=torch.float64)
 
 
 def output(model, x):
@@ -189,9 +195,45 @@ def outcome(tool, model, x, expected):
     return f"{words}, {count - left} of {count}"
 
 
+FAMILIES = ("ResNet", "RegNet", "MobileNetV1", "MobileNetV2", "HGNetV2", "EfficientNet", "MobileViT", "MobileViTV2")
+FAMILIES += ("Cvt", "SwiftFormer", "TextNet", "Levit")
+
+
+def on_disk():
+    """Checkpoints of the default configurations, folded on disk and in memory; errors as above."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    print("| | folded | file, in its class | `nk.fold` | fold, s | verify, s |\n|---|---|---|---|---|---|")
+    for name in FAMILIES:
+        model, _ = prepared((lambda name=name: family(name), None, torch.float32))
+        # Images are small where the class takes any.
+        x = torch.randn(2, 3, *[224 if name == "Levit" else 64] * 2, dtype=torch.float64)
+        expected = output(model, x)
+        with tempfile.TemporaryDirectory() as folder:
+            source, result = f"{folder}/source", f"{folder}/result"
+            model.save_pretrained(source)
+            begin = time.perf_counter()
+            certificate = fold(source, result, operations=["batchnorm"])
+            middle = time.perf_counter()
+            assert verify(source, result).passed
+            end = time.perf_counter()
+            found = output(type(model).from_pretrained(result), x)
+        norms = certificate.plan["norms"]
+        count = sum(bool(norm["readers"]) for norm in norms)
+        apart = [
+            significant(float((each - expected).abs().max() / expected.abs().max()))
+            for each in (found, output(by_normkit(model, x), x))
+        ]
+        print(f"| {name} | {count} of {len(norms)} | {' | '.join(apart)} | {middle - begin:.1f} | {end - middle:.1f} |")
+
+
 def main():
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if "--disk" in sys.argv:
+        on_disk()
+        return
     print("| | torch's fusion | `nk.fold` |\n|---|---|---|")
     for name, case in CASES.items():
         model, x = prepared(case)

@@ -213,6 +213,34 @@ def test_channels_on_another_axis_are_not_the_norms():
     assert (model(x[:, 0]) - expected).abs().max() <= CLOSE * expected.abs().max()
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("is_after", [False, True])
+def test_rows_that_a_view_flattens_between_a_linear_map_and_a_norm_are_the_same_rows(is_after, is_turned):
+    class Flat(nn.Module):
+        """As LeViT has it; turned, the view mixes tokens and channels."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = nn.Linear(5, 5), nn.BatchNorm1d(5)
+
+        def forward(self, x):
+            order = [self.norm, self.first] if is_after else [self.first, self.norm]
+            for layer in order:
+                x = x.transpose(1, 2) if is_turned and layer is order[1] else x
+                flat = x.flatten(0, 1) if layer is self.norm else x
+                x = layer(flat).view(x.shape)
+            return x
+
+    model, x = prepared(Flat()), torch.randn(4, 5, 5, dtype=torch.float64)
+    expected = model(x)
+    if is_turned:
+        with pytest.raises(InputError, match="no map"):
+            nk.fold(model, batch=x)
+        return
+    nk.fold(model, batch=x)
+    assert (model(x) - expected).abs().max() <= CLOSE * expected.abs().max()
+
+
 @pytest.mark.parametrize(("padding", "mode"), [(0, "zeros"), (1, "zeros"), (1, "reflect")])
 def test_into_the_convolution_after_it_a_norm_goes_unless_its_shift_would_leak_at_the_border(padding, mode):
     model = prepared(Wired(lambda m, x: m.second(m.norm(torch.relu(m.first(x)))), padding))

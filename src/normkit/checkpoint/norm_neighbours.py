@@ -127,8 +127,8 @@ class _Neighbours:
             self._paths[module].append(path)
         self._owners = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
         calls = [(layer, call) for layer, made in seen.calls.items() if isinstance(layer, MAPS) for call in made]
-        self._givers = {id(call.output): layer for layer, call in calls}
-        self._takers = {id(call.input): layer for layer, call in calls}
+        self._givers = {place_of(call.output): (layer, call.output) for layer, call in calls}
+        self._takers = {place_of(call.input): (layer, call.input) for layer, call in calls}
 
     def asked(self, path: str, norm: nn.Module, take: Take) -> NormChange | str:
         """What becomes of a norm that the map before or after it takes, or why none does."""
@@ -181,8 +181,8 @@ class _Neighbours:
             return f"{named} is called {count} times in a run" if count else f"{named} was not called with the batch"
         return None
 
-    def _against_map(self, layer: Any) -> str | None:
-        """Why a map cannot take a norm; None if it can."""
+    def _against_map(self, layer: Any, between: Tensor) -> str | None:
+        """Why a map cannot take a norm, of what stands between them as the norm has it; None if it can."""
         kind = next(each for each in MAPS if isinstance(layer, each))
         path = self._paths[layer][0]
         own = [
@@ -198,30 +198,30 @@ class _Neighbours:
             return f"the weight of {path} is {dtype_name(layer.weight.dtype)}"
         if any(layer not in read.modules for read in self._seen.reads[place_of(layer.weight)]):
             return f"the weight of {path} is also read outside of it"
-        axes, given = layer.weight.dim(), self._seen.calls[layer][0].output.dim()
+        axes, given = layer.weight.dim(), between.dim()
         if given != axes:
             return f"the channels of {path} are on another axis than the norm's: it gives {given} axes, not {axes}"
         return None
 
     def _before(self, norm: nn.Module, call: Call) -> tuple[Any, str]:
         """The map before a norm, if there is one, and why it cannot take the norm, if it cannot."""
-        layer = self._givers.get(id(call.input))
+        layer = _beside(self._givers, call.input)
         if layer is None:
             maker = self._seen.makers.get(place_of(call.input))
             return None, f"it reads the output of {maker}, no map" if maker else "it reads an input of the model"
-        reason = self._against_map(layer)
+        reason = self._against_map(layer, call.input)
         if not reason and (reader := self._seen.other_reader(call.input, self._seen.calls[layer][0].end, norm)):
             reason = f"what {self._paths[layer][0]} gives is also read by {reader}"
         return layer, reason or ""
 
     def _after(self, norm: nn.Module, call: Call) -> tuple[Any, str]:
         """The map after a norm, if there is one, and why it cannot take the norm, if it cannot."""
-        layer = self._takers.get(id(call.output))
+        layer = _beside(self._takers, call.output)
         if layer is None:
             reader = self._seen.other_reader(call.output, call.end, norm)
             return None, f"what it gives is read by {reader}, no map" if reader else "nothing reads what it gives"
         path = self._paths[layer][0]
-        if reason := self._against_map(layer):
+        if reason := self._against_map(layer, call.output):
             return layer, reason
         taken = self._seen.calls[layer][0]
         if reader := self._seen.other_reader(call.output, call.end, layer):
@@ -229,3 +229,12 @@ class _Neighbours:
         if any(read.is_write and call.end <= read.order < taken.end for read in self._seen.reads[place_of(call.input)]):
             return layer, f"its input is changed in place before {path} reads what it gives"
         return layer, (bool((affine(norm).shift != 0).any()) and against_shift(layer)) or ""
+
+
+def _beside(maps: Mapping[int, tuple[nn.Module, Tensor]], tensor: Tensor) -> Any:
+    """The map that gives or takes a tensor of a norm; a linear map may have its rows with other axes before them."""
+    layer, other = maps.get(place_of(tensor), (None, tensor))
+    if tensor is other:
+        return layer
+    forms = [(each.is_contiguous(), each.storage_offset(), each.numel(), each.shape[-1]) for each in (tensor, other)]
+    return layer if isinstance(layer, nn.Linear) and forms[0][0] and forms[0] == forms[1] else None
