@@ -8,6 +8,8 @@
     plan.py plan_builder.py planning.py what becomes of each tensor, as data; how it is decided
     affine.py centring.py               the operations: gains and biases; means, and LayerNorms that become RMSNorms
     scaling.py headroom.py              the residual stream halved; how often it has to be
+    rotation.py hadamard.py             stream and values rotated; the matrices
+    rotated_rows.py                     rotated matrices made of rows of the source
     arithmetic.py matrices.py           one rounding per number; matrices made of rows of the source
     applying.py                         a plan carried out
     memory.py                           `normkit.fold`: on a model

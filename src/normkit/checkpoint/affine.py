@@ -165,11 +165,7 @@ def move_value_bias(context: FoldContext, builder: PlanBuilder, attention: Atten
     if value.bias is None:
         return
     head = context.source.tensors[output.weight].shape[output.in_axis] // attention.heads
-    rows = None
-    if attention.layout == "last":
-        rows = Rows(blocks=1, tail=attention.kv_heads * head)
-    elif attention.layout == "last of each group":
-        rows = Rows(blocks=attention.kv_heads, tail=head)
+    rows = value_rows(attention, head)
     stored = context.vector(value.bias)
     taken = stored if rows is None else stored.view(rows.blocks, -1)[:, -rows.tail :]
     if not builder.is_changed(value.bias) and not bool((taken != 0).any()):
@@ -183,3 +179,12 @@ def move_value_bias(context: FoldContext, builder: PlanBuilder, attention: Atten
     )
     builder.add(str(output.bias), Product(matrix=output.weight, in_axis=output.in_axis, vector=moved))
     builder.zero(value.bias, rows)
+
+
+def value_rows(attention: Attention, head: int) -> Rows | None:
+    """The rows of the values, of `head` each, in the projection that gives them; None for all of it."""
+    if attention.layout == "own":
+        return None
+    if attention.layout == "last":
+        return Rows(blocks=1, tail=attention.kv_heads * head)
+    return Rows(blocks=attention.kv_heads, tail=head)

@@ -22,6 +22,7 @@ from normkit.checkpoint.arithmetic import (
     wide_room,
 )
 from normkit.checkpoint.channel_maps import stored_affine
+from normkit.checkpoint.hadamard import rotate_runs
 from normkit.checkpoint.matrices import Outcome, check_sum, factors, made
 from normkit.checkpoint.plan import (
     FLOATS,
@@ -139,6 +140,11 @@ def _vector(edit: VectorEdit, source: Source, values: Mapping[str, Tensor]) -> t
     if edit.exponent is not None and not isinstance(edit.value, Quotient):
         offset = edit.offset or 0.0
         target = (target + offset) * 2.0**edit.exponent - offset
+        written = rounded(target, dtype)
+    if edit.rotations:
+        target = target.clone()
+        for rotation in edit.rotations:
+            rotate_runs(target.numpy().reshape(1, -1, 1), rotation)
         written = rounded(target, dtype)
     if not all_finite(written):
         raise ModelError(f"{edit.name} does not fit into {edit.dtype} once folded; fold with --dtype float32")

@@ -23,9 +23,10 @@ from normkit.checkpoint.build_model import reload_of
 from normkit.checkpoint.certificate import Certificate, Written, certify
 from normkit.checkpoint.model_folder import CERTIFICATE, CONFIG, INDEX, copied_files
 from normkit.checkpoint.opening import OpenedFolder, folded_config, open_checkpoint
-from normkit.checkpoint.plan import FoldPlan, VectorEdit
+from normkit.checkpoint.plan import FoldPlan, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import make_plan
-from normkit.checkpoint.reader import CheckpointSource
+from normkit.checkpoint.reader import TORCH, CheckpointSource
+from normkit.checkpoint.rotated_rows import slab_rows
 from normkit.checkpoint.shard import PIECE, FileLayout, Shard, index, lay_out, output_info
 from normkit.checkpoint.staging import Staging
 from normkit.errors import InputError, ModelError
@@ -51,6 +52,7 @@ def fold(
     resume: bool = False,
     for_training: bool = False,
     halvings: int = 0,
+    seed: int | None = None,
     progress: Progress | None = None,
 ) -> Certificate:
     """Fold a checkpoint of transformers, streamed: memory does not grow with it. The source is only read.
@@ -66,6 +68,7 @@ def fold(
         resume: Finish a fold that was interrupted; the bits are those of one that was not.
         for_training: The result will be trained further: dropout is then an error.
         halvings: For "scale", how often the residual stream is halved.
+        seed: For "rotate", the seed of the random signs; None is 0.
         progress: Called with a stage, bytes done, and all bytes.
 
     Returns:
@@ -78,7 +81,13 @@ def fold(
     """
     with open_checkpoint(Path(source).expanduser()) as opened:
         plan = make_plan(
-            opened, operations=operations, untie=untie, dtype=dtype, for_training=for_training, halvings=halvings
+            opened,
+            operations=operations,
+            untie=untie,
+            dtype=dtype,
+            for_training=for_training,
+            halvings=halvings,
+            seed=seed,
         )
         return write_folded(
             plan,
@@ -185,6 +194,15 @@ def memory_needed(plan: FoldPlan, source: CheckpointSource, threads: int) -> int
     """Bytes that the process occupies at most: what it does now, every vector, and the buffers of each thread."""
     widest = max((tensor.matrix[1] for tensor in source.tensors.values()), default=0)
     each = _ARRAYS * 8 * max(CHUNK, widest) + PIECE
+    # What a rotation along another axis than the last mixes is held in both dtypes.
+    each += max(
+        (
+            slab_rows(edit, info := source.tensors[edit.source]) * info.matrix[1] * 2 * TORCH[edit.dtype].itemsize
+            for edit in plan.edits
+            if isinstance(edit, TensorEdit) and edit.rotations
+        ),
+        default=0,
+    )
     vector_bytes = sum(3 * 8 * edit.size for edit in plan.edits if isinstance(edit, VectorEdit))
     return _occupied() + vector_bytes + threads * each
 

@@ -24,6 +24,7 @@ from normkit.checkpoint.arithmetic import (
 from normkit.checkpoint.channel_maps import stored_affine
 from normkit.checkpoint.plan import FLOATS, BatchNorm, Gain, TensorEdit
 from normkit.checkpoint.reader import TORCH, Source, TensorInfo, check_finite, found, vector
+from normkit.checkpoint.rotated_rows import rotated_rows
 from normkit.errors import ModelError
 
 
@@ -33,7 +34,8 @@ class Outcome:
 
     residual: float = 0.0
     """Largest |mean along the centred axis| of what is written / its root mean square; of products with powers of two
-    the largest error that underflow leaves / the largest |value|, so that 0 says that no bit is lost; else 0."""
+    the largest error that underflow leaves / the largest |value|, so that 0 says that no bit is lost; of what is
+    rotated the largest rounding error / the largest |value|; else 0."""
 
 
 def made(edit: TensorEdit, source: Source, outcome: Outcome) -> Iterator[Tensor]:
@@ -53,6 +55,20 @@ def made(edit: TensorEdit, source: Source, outcome: Outcome) -> Iterator[Tensor]
         raise ModelError(f"{edit.source} is {info.dtype}, and only {', '.join(FLOATS)} are folded; give its source")
     if not math.prod(info.shape):
         yield torch.empty(info.matrix, dtype=TORCH[edit.dtype])
+        return
+    if edit.rotations:
+        factor_of = _GainByRow(edit, source, info, torch.float64) if edit.gain or edit.exponent else None
+        gains = None if factor_of is None else lambda start, stop: factor_of.at(start, stop).values
+        for axis in (edit.centred_axis or 0, *(rotation.axis for rotation in edit.rotations)):
+            _check_axis(edit, info, axis)
+        error = largest = 0.0
+        for rows, *measured in rotated_rows(edit, source, info, gains):
+            if not all_finite(rows):
+                check_finite(edit.source, source.rows(edit.source, 0, info.matrix[0]))
+                raise ModelError(f"{edit.name} does not fit into {edit.dtype} once rotated; fold with --dtype float32")
+            error, largest = max(error, measured[0]), max(largest, measured[1])
+            yield rows
+        outcome.residual = error / largest if largest else 0.0
         return
     if edit.centred_axis is not None:
         _check_axis(edit, info, edit.centred_axis)

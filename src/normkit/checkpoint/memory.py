@@ -66,6 +66,7 @@ def fold(
     inverse: Folding | None = None,
     batch: Any = None,
     halvings: int = 0,
+    seed: int | None = None,
 ) -> Folding:
     """Fold the norms of a model of transformers, or the batch norms of any, into the maps beside them; in place.
 
@@ -84,7 +85,8 @@ def fold(
             "centre" (what is written to a sum that only LayerNorms read loses its mean), "rms" (LayerNorms become
             RMSNorms), "value" (the bias of values moves behind the attention), "exponent" (in place of "gain" and
             "final": the power of two of each gain alone, without a rounding), "scale" (the residual stream 2^-halvings
-            of what it was, for float16). Or "batchnorm" alone. None: "batchnorm"
+            of what it was, for float16), "rotate" (stream and values in other orthogonal coordinates, after "gain",
+            "bias", "final" and, with LayerNorms, "rms"). Or "batchnorm" alone. None: "batchnorm"
             for a model with batch norms, else "gain", "bias" and "final".
         untie: Give a tied head a table of its own.
         for_training: The model will be trained further: dropout is then an error.
@@ -93,6 +95,7 @@ def fold(
         batch: For batch norms, an input: a tensor, a tuple of arguments or a dictionary of keyword arguments. None:
             one is made up for the first convolution or linear map.
         halvings: For "scale", how often the residual stream is halved.
+        seed: For "rotate", the seed of the random signs; None is 0.
 
     Returns:
         What was done, and what undoes it.
@@ -126,7 +129,13 @@ def fold(
         return _fold_batch_norms(model, batch)
     opened = open_model(model)
     plan = make_plan(
-        opened, operations=operations, untie=untie, for_training=for_training, change_class=False, halvings=halvings
+        opened,
+        operations=operations,
+        untie=untie,
+        for_training=for_training,
+        change_class=False,
+        halvings=halvings,
+        seed=seed,
     )
     plan.require_change()
     scaled = {norm.module: norm.eps for norm in opened.graph.norms if norm.eps_key in plan.config}
@@ -242,6 +251,8 @@ def _give_own(model: nn.Module, name: str, table: Tensor) -> Tensor:
 
 
 def _undo(model: nn.Module, folding: Folding) -> Folding:
+    if any(edit.rotations for edit in folding.plan.edits):
+        raise InputError("expected a folding without a rotation, which is not undone in memory; load the model again")
     for path, norm in folding.norms.items():
         model.set_submodule(path, norm)
     if folding.proof is not None:

@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 from normkit.errors import InputError
 
-Operation = Literal["gain", "bias", "centre", "rms", "final", "value", "exponent", "scale", "batchnorm"]
+Operation = Literal["gain", "bias", "centre", "rms", "final", "value", "exponent", "scale", "rotate", "batchnorm"]
 ALL: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")
 """The operations that `--ops all` asks for."""
-OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent", "scale", "batchnorm")
+OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent", "scale", "rotate", "batchnorm")
 """The operations of a checkpoint, in order; "batchnorm" is done alone."""
 
-OPTIONS: dict[str, type] = {"halvings": int}
+OPTIONS: dict[str, type] = {"halvings": int, "seed": int}
 """The numbers that operations take, as `make_plan` calls them."""
 
 DTYPES = ("same", "float32")
@@ -98,6 +98,32 @@ class BatchNorm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """The last `tail` rows of each of `blocks` equal blocks: the rows of the values in a fused projection."""
+
+    blocks: int
+    """Number of blocks; 1 if queries, keys and values follow each other."""
+    tail: int
+    """Rows taken of each block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rotation:
+    """H D / sqrt(size) times each run of `size` numbers along an axis."""
+
+    axis: int
+    """The axis, not negative."""
+    size: int
+    """Order of the Hadamard matrix H; it divides the length of the axis, or of the rows taken."""
+    seed: str
+    """Seed of the signs D, as `hadamard.signs` takes it."""
+    construction: str
+    """The way that H is made, as `hadamard.construction` says it."""
+    rows: Rows | None = None
+    """The part of the axis that is rotated, or null for all of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEdit:
     """An output tensor of the shape of one source tensor."""
 
@@ -115,25 +141,17 @@ class TensorEdit:
     """Axis along which the mean is subtracted after the product, not negative."""
     exponent: int | None = None
     """The result is multiplied by 2 to this power; null for 0."""
+    rotations: tuple[Rotation, ...] = ()
+    """Applied after all else, one after the other."""
 
     @property
     def relation(self) -> Relation:
         """How the output follows from the source."""
-        if self.centred_axis is not None:
+        if self.centred_axis is not None or self.rotations:
             return "sum"
         if self.gain is None:
             return "identical" if self.exponent is None else "power"
         return "power" if isinstance(self.gain, Gain) and self.gain.is_power else "product"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
-    """The last `tail` rows of each of `blocks` equal blocks: the rows of the values in a fused projection."""
-
-    blocks: int
-    """Number of blocks; 1 if queries, keys and values follow each other."""
-    tail: int
-    """Rows taken of each block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,10 +248,14 @@ class VectorEdit:
     """(value + offset) times 2 to this power, - offset, is written; null for 0."""
     offset: float | None = None
     """The offset of a stored gain; null for 0."""
+    rotations: tuple[Rotation, ...] = ()
+    """Applied to what is written, after all else."""
 
     @property
     def relation(self) -> Relation:
         """How the output follows from the source."""
+        if self.rotations:
+            return "sum"
         if self.value == Sum():
             return "power"
         match self.value:

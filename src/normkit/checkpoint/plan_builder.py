@@ -20,6 +20,7 @@ from normkit.checkpoint.plan import (
     Product,
     Quotient,
     Refusal,
+    Rotation,
     Rows,
     Shift,
     Sum,
@@ -115,6 +116,20 @@ class PlanBuilder:
         if isinstance(edit, VectorEdit):
             edit = dataclasses.replace(edit, offset=offset or None)
         self._edits[name] = dataclasses.replace(edit, exponent=(edit.exponent or 0) + exponent or None)
+
+    def rotate(self, name: str, rotation: Rotation) -> None:
+        """Rotate a tensor along an axis, after all other decisions about it; along one axis only once."""
+        self._require_floating(name)
+        edit = self._edits[name]
+        if all(rotation.axis != other.axis for other in edit.rotations):
+            self._edits[name] = dataclasses.replace(edit, rotations=(*edit.rotations, rotation))
+
+    def has_plain_gain(self, name: str, values: Tensor, offset: float) -> bool:
+        """Whether a stored gain is written as one: its `values` are, or it has left."""
+        edit = self._edits[name]
+        if isinstance(edit, VectorEdit):
+            return isinstance(edit.value, Constant) and not edit.value.kept
+        return bool((values + offset == 1).all())
 
     def copy_table(self, name: str, source: str) -> None:
         """Create a tensor for a head that shared a table; other calls with its name then edit it."""

@@ -1,6 +1,6 @@
 """From the graph of a checkpoint and what is asked for to a plan: reads headers and vectors, never a matrix.
 
-Each operation is planned in a file of its own: affine.py, centring.py, scaling.py.
+Each operation is planned in a file of its own: affine.py, centring.py, scaling.py, rotation.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from normkit.checkpoint.model_folder import CONFIG, code_files
 from normkit.checkpoint.opening import Opened, OpenedFolder, paths_to
 from normkit.checkpoint.plan import DTYPE_KEYS, DTYPES, OPERATIONS, Edit, FoldPlan, NormChange, Operation, TensorEdit
 from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
+from normkit.checkpoint.rotation import rotate_stream, rotate_values
 from normkit.checkpoint.scaling import scale_stream
 from normkit.errors import InputError
 from normkit.models.expansion import Settings
@@ -36,6 +37,7 @@ def make_plan(
     for_training: bool = False,
     change_class: bool = True,
     halvings: int = 0,
+    seed: int | None = None,
 ) -> FoldPlan:
     """Decide what folding does to each tensor, and what it does not do and why.
 
@@ -47,6 +49,7 @@ def make_plan(
         for_training: The result will be trained further: dropout is then an error.
         change_class: The model may become one of another family, if that family computes the same.
         halvings: For "scale", how often the residual stream is halved.
+        seed: For "rotate", the seed of the signs; None is 0.
 
     Raises:
         InputError: If an argument is not one of its choices, or the model has dropout and will be trained further.
@@ -64,6 +67,13 @@ def make_plan(
     if operations is not None and not operations:
         raise InputError(f"expected at least one operation of {', '.join(OPERATIONS)}, got none")
     asked = DEFAULT if operations is None else tuple(name for name in OPERATIONS if name in operations)
+    if "rotate" in asked:
+        kinds = {norm.kind for norm in graph.norms}
+        needed = {*asked, "gain", "bias", "final", *(["rms"] if "layer" in kinds else [])}
+        asked = tuple(name for name in OPERATIONS if name in needed)
+        seed = seed or 0
+    if seed is not None and ("rotate" not in asked or not 0 <= seed < 2**63):
+        raise InputError(f"rotate takes a seed of 0 to 2^63 - 1, got {seed} with {', '.join(asked)}")
     if "exponent" in asked and (rival := next((name for name in asked if name in ("gain", "final")), None)):
         raise InputError(f"exponent leaves the mantissas that {rival} would fold; ask for one of them")
     if ("scale" in asked) != (halvings != 0) or not 0 <= halvings <= MOST_HALVINGS:
@@ -114,6 +124,10 @@ def make_plan(
         }
         if swaps and change_class and (other := change_family(context, builder, len(swaps))) is not None:
             swaps, written, dropped = {}, written | other[0], tuple(key for key in other[1] if key in config)
+    if seed is not None:
+        rotate_stream(context, builder, {norm.name for norm in changes if norm.becomes_rms}, seed)
+        for attention in graph.attentions:
+            rotate_values(context, builder, attention, seed)
     if swaps:
         written[KEY] = record(swaps)
     written |= _dtype_keys(config, dtype)
@@ -132,7 +146,7 @@ def make_plan(
         config=written,
         dropped=dropped,
         swaps={path: spec.to_json() for path, spec in swaps.items()},
-        options={"halvings": halvings} if halvings else {},
+        options={**({"halvings": halvings} if halvings else {}), **({} if seed is None else {"seed": seed})},
         remarks=(
             *([f"equal in evaluation mode, not under dropout ({dropout})"] if dropout else ()),
             *_remarks(context, opened, edits, changes),
@@ -149,6 +163,10 @@ def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit], change
         remarks.append(f"{counted(whole, 'gain')} stay whole, as {dtypes} would lose a bit of what remains")
     if "scale" in context.operations and any(edit.exponent for edit in edits):
         remarks.append("hidden states are smaller by that power of two; what norms make of them is the same")
+    if "rotate" in context.operations and any(edit.rotations for edit in edits):
+        remarks.append(
+            "hidden states are in other orthogonal coordinates: their norm is the same, their entries are not"
+        )
     narrow = [edit for edit in edits if edit.dtype in ("F16", "BF16")]
     if any(edit.relation == "product" for edit in narrow):
         error, count = expected_rounding(edits, context.source)

@@ -42,6 +42,9 @@ exponent  in place of gain and final: only the power of two of each gain
           moves, a gain in [0.7, 1.4] stays; no bit is lost in any dtype
 scale     the residual stream 2^-K of what it was, and eps 4^-K: for float16;
           K from --halvings, or from --fit
+rotate    the residual stream and the values of each head times a random
+          Hadamard matrix, which tames outliers; with gain, bias, final,
+          and rms where there are LayerNorms
 batchnorm alone; of a model with batch norms, by default: each goes into the
           convolution or linear map before it, else into the one after it
 
@@ -93,6 +96,7 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     help="Dtype of the written weights.",
 )
 @click.option("--halvings", type=int, default=0, metavar="K", help="For scale: divide the residual stream by 2^K.")
+@click.option("--seed", type=int, default=None, metavar="N", help="For rotate: seed of the random signs.  [default: 0]")
 @click.option(
     "--fit",
     type=click.Choice(["float16"]),
@@ -114,6 +118,7 @@ def fold_checkpoint(
     untie: bool,
     dtype: str,
     halvings: int,
+    seed: int | None,
     fit: str | None,
     text: str | None,
     max_memory: int | None,
@@ -152,6 +157,7 @@ def fold_checkpoint(
             dtype=dtype,
             for_training=for_training,
             halvings=measured.halvings if measured else halvings,
+            seed=seed,
         )
         memory = None
         document = {"schema_version": 1, **plan.to_json()}

@@ -1,0 +1,139 @@
+"""Orthogonal matrices H D / sqrt(n): a Hadamard matrix and random signs, applied without a BLAS's order of sums.
+
+n = 2^k m: H is Sylvester's matrix of order 2^k times one of order m, after Paley. The signs are bits of SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from normkit.checkpoint.plan import Rotation
+
+Array = npt.NDArray[np.float64]
+
+
+class Construction(NamedTuple):
+    """A Hadamard matrix of order `sylvester * order`."""
+
+    sylvester: int
+    """A power of two."""
+    order: int
+    """Order of the other factor; 1 if there is none."""
+    paley: int
+    """1 or 2, the kind of that factor; 0 if there is none."""
+
+    def __str__(self) -> str:
+        """Both factors in words."""
+        return f"sylvester {self.sylvester}" + (f" x paley-{self.paley} {self.order}" if self.paley else "")
+
+
+def construction(size: int) -> Construction | None:
+    """How a Hadamard matrix of an order is made, with the smallest factor after Paley; None if no way is known here."""
+    odd = size // (size & -size) if size > 0 else 0
+    if odd == 1:
+        return Construction(size, 1, 0)
+    order = 4 * odd
+    while odd and order <= size:
+        if _is_prime(order - 1):
+            return Construction(size // order, order, 1)
+        if _is_prime(order // 2 - 1) and (order // 2 - 1) % 4 == 1:
+            return Construction(size // order, order, 2)
+        order *= 2
+    return None
+
+
+@cache
+def paley(order: int, kind: int) -> Array:
+    """Paley's Hadamard matrix: kind 1 from the squares modulo order - 1, kind 2 from those modulo order / 2 - 1.
+
+    H H^T = order I is checked, in integers.
+
+    Source:
+        Paley 1933, On orthogonal matrices, Journal of Mathematics and Physics 12.
+    """
+    prime = order // kind - 1
+    residues = np.full(prime, -1)
+    residues[np.arange(1, prime) ** 2 % prime] = 1
+    residues[0] = 0
+    jacobsthal = residues[(np.arange(prime)[:, None] - np.arange(prime)[None, :]) % prime]
+    bordered = np.ones((prime + 1, prime + 1), dtype=np.int64)
+    bordered[0, 0] = 0
+    bordered[1:, 1:] = jacobsthal
+    if kind == 1:
+        bordered[1:, 0] = -1
+        found = bordered + np.eye(prime + 1, dtype=np.int64)
+    else:
+        found = np.kron(bordered, [[1, 1], [1, -1]]) + np.kron(np.eye(prime + 1, dtype=np.int64), [[1, -1], [-1, -1]])
+    assert (found @ found.T == order * np.eye(order, dtype=np.int64)).all(), f"no Hadamard matrix of order {order}"
+    return found.astype(np.float64)
+
+
+@cache
+def signs(seed: str, size: int) -> Array:
+    """Random signs: the bits of SHA-256 of the seed and a counter, -1 for a set bit."""
+    blocks = (hashlib.sha256(f"{seed}/{block}".encode()).digest() for block in range(-(-size // 256)))
+    bits = np.unpackbits(np.frombuffer(b"".join(blocks), dtype=np.uint8))[:size]
+    return 1.0 - 2.0 * bits.astype(np.float64)
+
+
+def rotate_runs(values: Array, rotation: Rotation) -> None:
+    """Apply a rotation along the second of three axes of a contiguous array; in place."""
+    outer, length, inner = values.shape
+    blocks = rotation.rows.blocks if rotation.rows else 1
+    taken = (rotation.rows.tail if rotation.rows else length) // rotation.size
+    runs = values.reshape(outer, blocks, -1, rotation.size, inner)[:, :, -taken:]
+    first = np.moveaxis(runs, 3, 0)
+    columns = np.ascontiguousarray(first).reshape(rotation.size, -1)
+    first[...] = rotate_columns(columns, rotation.seed).reshape(first.shape)
+
+
+def rotate_columns(columns: Array, seed: str) -> Array:
+    """H D / sqrt(n) times each column, in float64.
+
+    Args:
+        columns: Of shape (n, c), contiguous; overwritten.
+        seed: Of the signs.
+    """
+    size = len(columns)
+    made = construction(size)
+    assert made is not None, f"no Hadamard matrix of order {size}"
+    columns *= signs(seed, size)[:, None]
+    spare = np.empty_like(columns)
+    step = made.order
+    while step < size:
+        taken, given = columns.reshape(-1, 2, step, columns.shape[1]), spare.reshape(-1, 2, step, columns.shape[1])
+        np.add(taken[:, 0], taken[:, 1], out=given[:, 0])
+        np.subtract(taken[:, 0], taken[:, 1], out=given[:, 1])
+        columns, spare = spare, columns
+        step *= 2
+    if made.paley:
+        columns = _times(paley(made.order, made.paley), columns.reshape(-1, made.order, columns.shape[1]))
+    columns = columns.reshape(size, -1)
+    columns *= 1.0 / math.sqrt(size)
+    return columns
+
+
+def _times(matrix: Array, columns: Array) -> Array:
+    """A matrix of signs times columns, the sums so exact that no order of them matters.
+
+    Each number is cut in two that are multiples of units so large that float64 holds every partial sum.
+    """
+    bits = 51 - math.ceil(math.log2(len(matrix)))
+    largest = np.abs(columns).max(axis=1, keepdims=True)
+    # Adding and subtracting 1.5 * 2^52 units rounds to a multiple of the unit, here of 2^-bits of the largest.
+    shift = np.ldexp(1.5, 52 + np.frexp(largest)[1] - bits)
+    upper = (columns + shift) - shift
+    lower = columns - upper
+    shift *= 2.0**-bits
+    lower = (lower + shift) - shift
+    return np.asarray(np.matmul(matrix, upper) + np.matmul(matrix, lower))
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % divisor for divisor in range(2, math.isqrt(number) + 1))

@@ -1,0 +1,139 @@
+"""`rotate`: other orthogonal coordinates for the residual stream and for values, and the same answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from folded_checkpoints import failed, flipped, folded, tensors, write_certificate
+from folding_cases import BAR, FLAGS, SET_BY_HAND, TIES, difference, graph_of, results
+from normkit.checkpoint import fold as fold_checkpoint
+from normkit.checkpoint import verify
+from normkit.checkpoint.hadamard import rotate_columns
+from normkit.checkpoint.loading import load
+from normkit.checkpoint.memory import fold
+from normkit.errors import InputError
+from planned_models import model_of, plan_of
+from tiny_models import norms, tiny
+
+REFUSED = {
+    "bert": "its output is added to the attention sum.0, where no gain can leave it",
+    "bloom": "its output is added to the residual, where no gain can leave it",
+    "gemma2": "its output is added to the residual, where no gain can leave it",
+    "gemma3": "its output is added to the residual, where no gain can leave it",
+    "glm4": "its output is added to the residual, where no gain can leave it",
+    "modernbert": "its output is added to the residual, where no gain can leave it",
+    "modernbert_bias": "its output is added to the residual, where no gain can leave it",
+    "olmo2": "its output is added to the residual, where no gain can leave it",
+    "opt_post_norm": "it stays a LayerNorm, and the mean that it takes out does not turn with its input",
+    "whisper": "it stays a LayerNorm, and the mean that it takes out does not turn with its input",
+}
+"""Families of which the stream cannot be rotated, and why; the values of their heads can."""
+
+
+def without_zero_gains(family: str, **options: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A tiny model; a gain of zero beside a bias cannot leave a norm whose reader has no bias."""
+    model, inputs = tiny(family, **options)
+    with torch.no_grad():
+        for norm in norms(model).values():
+            if getattr(norm, "weight", None) is not None:
+                norm.weight += 0.1 * (norm.weight == (-1.0 if type(norm).__name__.startswith("Gemma") else 0.0))
+    return model, inputs
+
+
+def turned(family: str, **options: Any) -> tuple[float, list[str]]:
+    """The largest difference after a fold in memory, and why the stream was not rotated."""
+    model, inputs = without_zero_gains(family, **options)
+    before = results(model, inputs)
+    paths = {attention.name for attention in graph_of(model).attentions}
+    plan = fold(model, operations=["rotate"], untie=True, seed=3).plan
+    left = [refusal for refusal in plan.refusals if refusal.operation == "rotate" and refusal.place not in paths]
+    return difference(before, results(model, inputs)), [refusal.reason for refusal in left]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize(("family", "tied"), TIES)
+def test_rotated_a_model_computes_the_same(family, tied):
+    error, reasons = turned(family, tied=tied, eps=None if family in SET_BY_HAND else 1e-2)
+    assert error <= BAR
+    if tied and family in ("t5", "t5_relu"):
+        assert "the key of a T5 that would part them" in reasons[0]
+    elif family in REFUSED:
+        assert REFUSED[family] in reasons[0]
+    else:
+        assert reasons == []
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("family", "flags"), FLAGS)
+def test_so_it_does_with_other_tensors(family, flags):
+    assert turned(family, **flags)[0] <= BAR
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "olmo", "qwen2"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_on_disk_it_is_proved_and_a_bit_or_another_seed_is_named(family, dtype, tmp_path):
+    pair = folded(tmp_path, family, dtype, operations=["rotate"], untie=True, seed=7)
+    assert failed(verify(pair.source, pair.result, threads=2)) == {}
+    document = pair.certificate
+    assert document["asked"]["options"] == {"seed": 7}
+    head = document["tensors"]["lm_head.weight"]
+    size = document["plan"]["norms"] and head["rotations"][0]["size"]
+    assert head["rotations"] == [
+        {"axis": 1, "size": size, "seed": "7/stream", "construction": f"sylvester {size}", "rows": None}
+    ]
+    place = tensors(pair.result)["lm_head.weight"]
+    with flipped(place.file, place.start):
+        assert failed(verify(pair.source, pair.result))["sum"].startswith("lm_head.weight[0, 0] is ")
+    document["asked"]["options"]["seed"] = 8
+    write_certificate(pair.result, document)
+    assert {"plan", "sum"} <= failed(verify(pair.source, pair.result)).keys()
+
+
+@pytest.mark.slow
+def test_a_rotation_is_the_hadamard_matrix_with_its_signs_and_bits_do_not_depend_on_memory_or_disk(tmp_path):
+    model, _ = without_zero_gains("llama", tied=False)
+    model.save_pretrained(tmp_path / "source")
+    fold_checkpoint(tmp_path / "source", tmp_path / "folded", operations=["rotate"], seed=1)
+    table, query = "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"
+    before = {name: value.numpy().copy() for name, value in model.state_dict().items()}
+    fold(model, operations=["rotate"], seed=1)
+    loaded = load(tmp_path / "folded").state_dict()
+    assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
+    turn = rotate_columns(np.eye(before[table].shape[1]), "1/stream")
+    assert np.abs(loaded[table].numpy() - before[table] @ turn.T).max() < 1e-14
+    gain = before["model.layers.0.input_layernorm.weight"]
+    assert np.abs(loaded[query].numpy() - before[query] * gain @ turn.T).max() < 1e-14
+
+
+def test_wrong_seeds_rivals_and_widths_are_one_line():
+    model = model_of("llama")
+    for options in ({"seed": -1}, {"seed": 2**63}):
+        with pytest.raises(InputError, match="rotate takes a seed of 0 to"):
+            plan_of(model, "rotate", **options)
+    with pytest.raises(InputError, match="got 3 with gain"):
+        plan_of(model, "gain", seed=3)
+    with pytest.raises(InputError, match="exponent leaves the mantissas that gain"):
+        plan_of(model, "rotate", "exponent")
+    odd = model_of("llama", hidden_size=24, num_attention_heads=4, head_dim=6, num_key_value_heads=2)
+    found = plan_of(odd, "rotate").refusals
+    assert [refusal.reason for refusal in found if refusal.operation == "rotate"] == [
+        *["its heads have 6 values, for which no Hadamard matrix is known here"] * 2
+    ]
+    wide = model_of("llama", hidden_size=54, num_attention_heads=6, head_dim=8, num_key_value_heads=2)
+    (refusal,) = plan_of(wide, "rotate").refusals
+    assert refusal.reason == "its width is 54, for which no Hadamard matrix is known here"
+
+
+def test_a_rotation_in_memory_is_not_undone():
+    model, _ = without_zero_gains("llama")
+    folding = fold(model, operations=["rotate"])
+    with pytest.raises(InputError, match="load the model again"):
+        fold(model, inverse=folding)
