@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import normkit as nk
@@ -133,3 +134,39 @@ def test_rows_of_numbers_are_counted_as_samples():
     assert (facts.tokens, facts.unit) == (8, "sample")
     facts = nk.inspect(model, torch.randn(5, 3, 16)).model
     assert (facts.tokens, facts.unit) == (15, "token")
+
+
+def test_one_block_with_its_norm_behind_the_sum_is_named():
+    """The block has norms on both sides, so that it has no placement of its own: each norm tells."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
+    model = transformers.ViTModel(transformers.ViTConfig(num_hidden_layers=4, **sizes)).eval()
+    batch = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    assert "D2" not in {finding.rule for finding in nk.inspect(model, batch).findings}
+    layer = model.layers[2]
+
+    def forward(hidden_states, *_args, **_kwargs):
+        given = layer.attention(layer.layernorm_before(hidden_states))
+        hidden_states = hidden_states + (given[0] if isinstance(given, tuple) else given)
+        return layer.layernorm_after(hidden_states + layer.mlp(hidden_states))
+
+    layer.forward = forward
+    found = {finding.rule: finding for finding in nk.inspect(model, batch).findings}["D2"]
+    assert (found.severity, found.sites) == ("warning", ("layers.2",))
+    assert (
+        "layers.2.layernorm_after stands in the stream, behind the sum, elsewhere it stands before" in found.evidence[0]
+    )
+
+
+def test_frozen_batch_norms_are_counted():
+    model, batch = media_model("DETR")
+    generator = torch.Generator().manual_seed(0)
+    frozen = {path: part for path, part in model.named_modules() if hasattr(part, "running_mean")}
+    with torch.no_grad():
+        for part in frozen.values():
+            part.running_mean.normal_(generator=generator)
+            part.running_var.uniform_(0.5, 2.0, generator=generator)
+    inspection = nk.inspect(model, batch)
+    assert {norm.path for norm in inspection.batch_norms} == {*frozen}
+    assert {(norm.eps, norm.share) for norm in inspection.batch_norms} == {(1e-5, 0.0)}
+    assert "C8" not in {finding.rule for finding in inspection.findings}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -20,8 +20,9 @@ from normkit import specs
 from normkit.errors import InputError
 from normkit.identification.finder import Finder, is_called_like_a_norm
 from normkit.identification.offloading import in_memory
-from normkit.identification.passport import Passport, Reading
+from normkit.identification.passport import Passport, Reading, without_spec
 from normkit.identification.sharding import is_elsewhere, whole
+from normkit.identification.state import undisturbed
 from normkit.identification.tracing import FunctionCall, ModuleCall, Trace
 from normkit.reference import HALF
 from normkit.spec import NormSpec
@@ -139,7 +140,7 @@ def _module_site(finder: Finder, call: ModuleCall, module: nn.Module) -> NormSit
             found, behind = inner, f"; {' and '.join(names)} follow{'s' if len(names) == 1 else ''}"
     passport, spec, affine = found.passport, found.passport.spec, found.affine
     if not _is_norm(passport):
-        return None
+        return _batch_norm_that_stands_still(call, module)
     if behind and spec is not None:
         return OtherNorm(path=call.path, reason=f"{class_name}: {spec}{behind}", passport=passport)
     # A hook sees one of two inputs, and the norm is that of their sum.
@@ -181,6 +182,39 @@ def _module_site(finder: Finder, call: ModuleCall, module: nn.Module) -> NormSit
 
 def _is_norm(passport: Passport) -> bool:
     return passport.verdict in ("norm", "batch", "gated", "adaptive") or bool(passport.readings.keys() & _NORM_LIKE)
+
+
+def _batch_norm_that_stands_still(call: ModuleCall, module: nn.Module) -> OtherNorm | None:
+    """A batch norm whose statistics nothing updates, as a detector's backbone has it, or are no numbers; else None."""
+    mean, variance = (getattr(module, name, None) for name in ("running_mean", "running_var"))
+    if not (isinstance(mean, Tensor) and isinstance(variance, Tensor) and mean.shape == variance.shape):
+        return None
+    shape, eps = call.input_shape, math.nan
+    if mean.is_meta or len(shape) < 2 or mean.shape != (shape[1],):
+        return None
+    mean, variance = mean.double().cpu(), variance.double().cpu()
+    if not bool((mean.isfinite() & variance.isfinite() & (variance >= 0)).all()):
+        seen = "its running statistics hold NaN, infinity or a negative variance"
+    else:
+        seen = "it normalizes by running statistics that nothing updates"
+        wide = copy.deepcopy(module).double().cpu().eval()
+        with undisturbed(), torch.no_grad():
+            none, one, three = (wide(torch.full(shape, float(x), dtype=torch.float64)) for x in (0, 1, 3))
+        slope, gain = (one - none).movedim(1, 0).flatten(1)[:, 0], getattr(module, "weight", None)
+        gain = gain.detach().double().cpu() if isinstance(gain, Tensor) else torch.ones_like(mean)
+        added = ((gain / slope).square() - variance)[slope != 0]
+        is_straight = torch.allclose(three - none, 3 * (one - none), rtol=1e-9, atol=0.0)
+        # Of each channel the same number is added to the variance.
+        if not is_straight or bool(
+            (added - added.median() > 1e-6 * (variance.max() + 1)).any() if len(added) else False
+        ):
+            return None
+        eps = float(f"{added.median():.3g}") if len(added) else math.nan
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    evidence = (seen, "its statistics are of the channels")
+    reading = Reading(value={"axes": axes, "mode": "never", "eps": eps}, evidence=evidence)
+    passport = replace(without_spec("batch", seen, batch=reading), shape=shape)
+    return OtherNorm(path=call.path, reason=f"{type(module).__name__}: batch norm: {seen}", passport=passport)
 
 
 def _without_parts(module: nn.Module) -> nn.Module | None:

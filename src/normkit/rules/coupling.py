@@ -120,7 +120,7 @@ def _batch_mode(other: OtherNorm) -> str | None:
     reading = other.passport.readings.get("batch")
     if reading is None or reading.value is None:
         return "training"
-    return str(reading.value["mode"]) if 0 in reading.value["axes"] else None
+    return str(reading.value["mode"]) if 0 in reading.value["axes"] and reading.value["mode"] != "never" else None
 
 
 @Rule(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from normkit.measurement.facts import Block, Site
-from normkit.rules.facts import Facts
+from normkit.rules.facts import Facts, place_of
 from normkit.rules.rule import NO_BASELINE, Case, Hit, Outcome, Rule, hit, same_rows
 from normkit.rules.values import is_varied
 from normkit.text import counted
@@ -16,6 +17,11 @@ _UNIT_ROWS = 1e-3
 _CENTRED = 1e-5
 _FEWEST_ALIKE = 2
 _PLACED = ("pre", "post", "peri", "output-only")
+_SIDES = {
+    "pre": "stands before a branch",
+    "post": "stands in the stream, behind the sum",
+    "output": "stands at the end of a branch",
+}
 
 
 @Rule(
@@ -24,7 +30,7 @@ _PLACED = ("pre", "post", "peri", "output-only")
     severity="error",
     threshold=(
         "the placement of a block, from its outputs for scaled inputs, against the intent file (error); without one "
-        "a single block that is placed otherwise than all others of its list (warning)"
+        "a single block that is placed otherwise than all others of its list, or one of whose norms is (warning)"
     ),
     source="Torch-KWT#13",
     why=(
@@ -66,12 +72,34 @@ def _unlike_the_others(facts: Facts) -> Hit | None:
     for members in lists.values():
         (common, count), *_ = Counter(block.placement for block in members).most_common(1)
         odd = [block for block in members if block.placement != common]
-        if count < _FEWEST_ALIKE or len(odd) != 1 or common not in _PLACED or odd[0].placement not in _PLACED:
+        if count < _FEWEST_ALIKE or len(odd) != 1 or common not in _PLACED or facts.is_stock(odd[0].path):
             continue
-        if not facts.is_stock(odd[0].path):
+        if odd[0].placement not in _PLACED:
+            # Where its norms sit in several ways, the block has no placement, and each norm tells by itself.
+            moved = _moved(facts, odd[0], members)
+            words = f"{moved}; all norms of the {count} other blocks sit as in {common}-norm" if moved else ""
+        else:
             words = f"placed as {odd[0].placement}-norm, the {count} other blocks as {common}-norm ({_slopes(odd[0])})"
+        if words:
             cases.append(Case(odd[0].path, "warning", words))
     return hit(cases, f"{counted(len(cases), 'block')} with norms elsewhere than in the other blocks", "block")
+
+
+def _moved(facts: Facts, odd: Block, members: Sequence[Block]) -> str:
+    """The norms of a block whose role is another than that of the same norm in all other blocks, in words."""
+    others = tuple(f"{block.path}." for block in members if block is not odd)
+    lines = []
+    for site in facts.sites:
+        like = [
+            each.role
+            for each in facts.sites
+            if each.path.startswith(others) and place_of(each.path) == place_of(site.path)
+        ]
+        if not site.path.startswith(f"{odd.path}.") or len(like) < _FEWEST_ALIKE or len(set(like)) > 1:
+            continue
+        if site.role in _SIDES and like[0] in _SIDES and site.role != like[0]:
+            lines.append(f"{site.path} {_SIDES[site.role]}, elsewhere it {_SIDES[like[0]]}")
+    return "; ".join(lines)
 
 
 def _slopes(block: Block) -> str:
