@@ -146,6 +146,28 @@ def test_a_file_that_lacks_a_tensor_and_a_class_without_batch_norms_are_refused(
     assert list(tmp_path.iterdir()) == [source]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Wav2Vec2ConformerModel", "ParakeetEncoder"])
+def test_models_of_sound_fold_too_also_where_one_does_not_run_without_values(name, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    convolutions = {"conv_dim": (8,) * 7, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    class_ = getattr(transformers, name)
+    model = class_(class_.config_class(**sizes, **(convolutions if name.startswith("Wav") else {}))).eval()
+    (norm,) = (module for module in model.modules() if isinstance(module, nn.BatchNorm1d))
+    planted(norm).float()
+    model.save_pretrained(tmp_path / "source")
+    certificate = fold(tmp_path / "source", tmp_path / "result")
+    assert [norm["gain"] for norm in certificate.plan["norms"]] == ["folded"]
+    x = torch.randn(2, 8000) if name.startswith("Wav") else torch.randn(2, 64, model.config.num_mel_bins)
+    expected, found = (
+        copy.deepcopy(each).double()(x.double()).last_hidden_state
+        for each in (model, class_.from_pretrained(tmp_path / "result"))
+    )
+    # A rounding of each weight and bias of one convolution, in outputs of a LayerNorm of 16 features.
+    assert (found - expected).abs().max() <= 16 * 2.0**-23 * expected.abs().max()
+
+
 def chain(*layers):
     model = nn.Sequential(*layers).double().eval()
     for number, module in enumerate(model):

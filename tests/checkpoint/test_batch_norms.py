@@ -263,7 +263,7 @@ def test_without_a_batch_one_is_made_up_or_asked_for():
     model = prepared(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
     assert nk.fold(model).plan.norms[0].readers == ("0",)
     model = prepared(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(77, 2)))
-    with pytest.raises(InputError, match=r"Sequential does not run on any input .*; give batch=, a tensor"):
+    with pytest.raises(InputError, match=r"Sequential does not run on any input .*; give nk.fold a batch="):
         nk.fold(model)
     with pytest.raises(InputError, match="does not run on the batch"):
         nk.fold(model, batch={"x": torch.randn(2, 3, 9, 9)})

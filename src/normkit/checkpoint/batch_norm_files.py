@@ -22,7 +22,7 @@ from normkit.checkpoint.opening import OpenedFolder, model_class
 from normkit.checkpoint.plan import BatchNorm, Constant, NormChange, Product, Refusal, Shift
 from normkit.checkpoint.plan_builder import PlanBuilder
 from normkit.checkpoint.reader import TORCH, found, vector
-from normkit.errors import ModelError
+from normkit.errors import InputError, ModelError
 from normkit.text import dtype_name, typed_line
 
 REMARKS = (
@@ -43,8 +43,14 @@ def fold_batch_norms(
         ModelError: If transformers cannot build the class, or the file lacks a tensor of a norm or of a map.
     """
     source, model = opened.source, empty_model(opened.config, opened.folder)
+    batch_norms_of(model)
+    try:
+        _, seen = run_of(model, None)
+    except InputError:
+        # Some classes make tensors on the CPU while they run. Random values do as well; they take memory.
+        model = empty_model(opened.config, opened.folder, device="cpu")
+        _, seen = run_of(model, None)
     norms = batch_norms_of(model)
-    _, seen = run_of(model, None)
     named: dict[str, BatchNorm] = {}
     for path, norm in norms.items():
         names = {part: f"{path}.{name}" for part, name in _VECTORS.items() if getattr(norm, name) is not None}
@@ -100,15 +106,15 @@ def fold_batch_norms(
     return beside_norms(model, seen, take)
 
 
-def empty_model(values: Mapping[str, Any], folder: Path) -> nn.Module:
-    """A model of the class that a configuration names, without values: on the meta device, in evaluation mode.
+def empty_model(values: Mapping[str, Any], folder: Path, *, device: str = "meta") -> nn.Module:
+    """A model of the class that a configuration names, in evaluation mode; without values on the meta device.
 
     Raises:
         ModelError: If transformers does not know or cannot build it.
     """
     config, class_ = model_class(dict(values), folder)
     try:
-        with quiet_libraries(), torch.device("meta"):
+        with quiet_libraries(), torch.device(device), torch.random.fork_rng(devices=[]):
             model: nn.Module = class_(config).eval()
     except Exception as error:  # a configuration can fail in as many ways as there are models
         raise ModelError(f"transformers cannot build {class_.__name__}: {typed_line(error)}") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -59,12 +59,12 @@ def run_of(model: nn.Module, batch: Any) -> tuple[Callable[[nn.Module], Any], Da
         try:
             with buffers_kept(model), random_numbers_kept():
                 return call, observed(lambda call=call: call(model), modules)  # type: ignore[misc]
-        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError) as raised:
+        except Exception as raised:  # each model fails in its own way
             error = raised
     what = "the batch" if batch is not None else "any input that could be made up for it"
     raise InputError(
         f"{type(model).__name__} does not run on {what}: {first_line(error)}; "
-        "give batch=, a tensor, a tuple of arguments or a dictionary of keyword arguments"
+        "give nk.fold a batch=, a tensor, a tuple of arguments or a dictionary of keyword arguments"
     )
 
 
@@ -94,8 +94,15 @@ def made_up(model: nn.Module) -> Iterator[Tensor]:
     They are drawn from a fixed seed.
     """
     layer: Any = next((module for module in model.modules() if isinstance(module, (*MAPS, _BatchNorm))), None)
-    generator = torch.Generator().manual_seed(0)
-    if isinstance(layer, (nn.Linear, _BatchNorm)):
+    generator, config = torch.Generator().manual_seed(0), cast(Any, getattr(model, "config", None))
+    shapes: list[tuple[int, ...]]
+    reads = getattr(model, "main_input_name", "")
+    if reads == "input_values":
+        # A second of sound.
+        shapes = [(2, 16_000)]
+    elif reads == "input_features" and hasattr(config, "num_mel_bins"):
+        shapes = [(2, 128, config.num_mel_bins)]
+    elif isinstance(layer, (nn.Linear, _BatchNorm)):
         width = layer.in_features if isinstance(layer, nn.Linear) else layer.num_features
         axes = 2 if isinstance(layer, nn.BatchNorm2d) else 3 if isinstance(layer, nn.BatchNorm3d) else 0
         shapes = [(4, width, *[16] * axes)]
