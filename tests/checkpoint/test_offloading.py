@@ -161,6 +161,12 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(monkeypatch: pytest.Monk
         load_model(str(demo.directory("rmsnorm")), offload=True)
 
 
+def test_transformers_4_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offloading, "installed_version", lambda _name: "4.57.6")
+    with pytest.raises(InputError, match=r"offloading needs transformers 5, .*; 4.57.6 is installed"):
+        load_model(str(demo.directory("rmsnorm")), offload=True)
+
+
 def test_accelerate_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offloading, "find_spec", lambda _name: None)
     with pytest.raises(InputError, match=r"needs accelerate, which is not installed; pip install 'normkit\[offload\]'"):

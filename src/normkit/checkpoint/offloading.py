@@ -17,6 +17,7 @@ from normkit.checkpoint.reader import TORCH, read_header
 from normkit.errors import InputError, ModelError
 from normkit.identification.offloading import Stored, stored
 from normkit.identification.sites import is_within
+from normkit.text import installed_version
 
 _RESIDENT = 2**16
 """A module with no more numbers keeps them in memory: norms, and maps too small to be worth a read for each call."""
@@ -38,7 +39,7 @@ def build_offloaded(
         dtype: Of torch, or "auto".
 
     Raises:
-        InputError: If accelerate is not installed, or such weights cannot be written.
+        InputError: If accelerate or transformers 5 is not installed, or such weights cannot be written.
         ModelError: If a file is damaged, or transformers cannot build the model.
     """
     import torch
@@ -46,6 +47,8 @@ def build_offloaded(
 
     if find_spec("accelerate") is None:
         raise InputError("offloading needs accelerate, which is not installed; pip install 'normkit[offload]'")
+    if (version := installed_version("transformers") or "").startswith("4."):
+        raise InputError(f"offloading needs transformers 5, which knows tied weights in files; {version} is installed")
     tensors = {name: held for file in files for name, held in read_header(file).items()}
     if unknown := next((name for name, held in tensors.items() if held.dtype not in TORCH), None):
         raise ModelError(f"{unknown} in {folder} is {tensors[unknown].dtype}, which torch does not have; convert it")

@@ -14,7 +14,7 @@ from normkit.text import installed_version
 
 EXTRAS = {
     "lightning": ("lightning",),
-    "offload": ("accelerate",),
+    "offload": ("accelerate", "transformers"),
     "ports": ("gguf", "onnx", "onnxruntime"),
     "study": ("scikit-learn", "scipy"),
     "video": ("imageio-ffmpeg",),
