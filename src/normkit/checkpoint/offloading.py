@@ -75,7 +75,8 @@ def build_offloaded(
             folder,
             view=view,
             text_only=text_only,
-            dtype=dtype,
+            # It would hold each weight in another dtype at once; drawn ones must be drawn in theirs.
+            dtype=dtype if planned.missing else "auto",
             device_map=_places(planned.model, "", planned.missing),
             offload_folder=str(scratch / "weights"),
         )
@@ -93,6 +94,7 @@ def build_offloaded(
             raise InputError(_unwritten(error.__cause__)) from None
         raise
     weakref.finalize(built.model, shutil.rmtree, scratch, ignore_errors=True)
+    _cast(built.model, planned.model)
     _settle(built.model)
     return built._replace(asked=planned.asked)
 
@@ -106,6 +108,22 @@ def _places(module: Any, path: str, missing: Sequence[str]) -> dict[str, str]:
         return {path: "cpu" if within else "disk"}
     found = (_places(part, f"{path}.{name}" if path else name, within) for name, part in parts.items())
     return {name: place for places in found for name, place in places.items()}
+
+
+def _cast(model: Any, planned: Any) -> None:
+    """Give parameters and buffers the dtypes that they have in a planned model; values on the disk follow when read."""
+    from torch import nn
+
+    for module, meant in zip(model.modules(), planned.modules(), strict=True):
+        if hasattr(module, "config"):
+            module.config.dtype = meant.config.dtype
+        for name, value in module._parameters.items():
+            if value is not None and value.dtype != meant._parameters[name].dtype:
+                cast = value.detach().to(meant._parameters[name].dtype)
+                module._parameters[name] = nn.Parameter(cast, requires_grad=value.requires_grad)
+        for name, value in module._buffers.items():
+            if value is not None:
+                module._buffers[name] = value.to(meant._buffers[name].dtype)
 
 
 def _settle(model: Any) -> None:
