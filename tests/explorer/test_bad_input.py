@@ -67,9 +67,9 @@ def test_a_token_that_is_markup_is_text(explorer: Open, n: int) -> None:
     points = torch.randn(5, n)
     made = nk.explore(points, labels=[HOSTILE, "<b>bold</b>", "&lt;", "\x00\u202e", ""], title=HOSTILE)
     page = opened(explorer, made)
-    page.evaluate("() => normkitExplorer.store.set({ selected: 0, stage: 2 })")
+    page.evaluate("() => normkitExplorer.store.set({ selected: 0, stage: 3 })")
     page.evaluate("() => { for (const part of document.querySelectorAll('details')) part.open = true; }")
-    page.wait_for_function("() => location.hash.includes('stage=2')")
+    page.wait_for_function("() => location.hash.includes('stage=3')")
     assert HOSTILE in page.locator("body").inner_text()
     assert page.locator("h1").inner_text() == HOSTILE
     assert page.locator("b").count() == 0
@@ -116,6 +116,9 @@ CLOUDS = {
 def test_few_and_degenerate_points_can_be_toured(explorer: Open, points: torch.Tensor) -> None:
     page = opened(explorer, nk.explore(points))
     assert page.evaluate(_TOUR, [STAGES, PAINTED]) > 0
+    page.evaluate("() => normkitExplorer.store.set({ scene: 'attention' })")
+    assert page.evaluate(_TOUR, [STAGES, PAINTED]) > 0
+    assert "NaN" not in page.locator("#invariant").inner_text()
 
 
 @pytest.mark.sampled(1)

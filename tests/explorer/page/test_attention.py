@@ -90,3 +90,11 @@ def test_a_key_and_the_query_are_dragged_and_what_follows_is_said(lasting_page: 
     page.wait_for_function(
         "() => document.getElementById('invariant').innerText.includes('62.5 %: all keys count alike')"
     )
+
+
+def test_a_key_that_is_0_over_0_takes_every_weight_with_it(lasting_page: Any) -> None:
+    page = lasting_page(scene="attention", cloud="keys", stage=4, eps=0, edits={"2": [1, 1, 1]})
+    words = page.locator("#invariant").inner_text()
+    assert "After the norm: key 3 is 0/0, and with it every weight." in words
+    assert "As they are: scores" in words
+    page.wait_for_function("() => document.getElementById('summary').textContent.includes('every weight is 0/0')")

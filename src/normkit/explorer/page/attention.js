@@ -23,6 +23,7 @@ function bars({ weights, entropy, selectable }, groups, largest, box) {
     line(bottom, "muted"),
     words(right, top - 8, number(largest, 2), "muted", { anchor: "end" }),
     ...weights.flatMap((weight, i) => {
+      if (Number.isNaN(weight)) return [];
       const [x, y] = [left + step * (i + 0.15), bottom - ((bottom - top) * weight) / largest];
       const at = [x, bottom, x, y, x + 0.7 * step, y, x + 0.7 * step, bottom];
       const middle = x + 0.35 * step;
@@ -45,13 +46,13 @@ export function attention(given, computed) {
   const bare = { ...computed, shown: stages[0] };
   const arms = [
     [{ ...state, stage: 0 }, bare, before, { ...norm, mode: "rms" }, "As they are"],
-    [state, computed, after, norm, `After ${NORMS[norm.mode]}`],
+    [state, computed, after, norm, `${state.stage < 2 ? "On the way through" : "After"} ${NORMS[norm.mode]}`],
   ];
   const radius = Math.max(...arms.map(([at, of]) => fit(at, of, reaches(norm))));
-  const largest = Math.max(...before.weights, ...after.weights);
+  const largest = Math.max(...[...before.weights, ...after.weights].filter(Number.isFinite)) || 1;
   const tip = scale(query, 0.5 * radius);
   const panels = arms.map(([at, of, found, kind, title]) => {
-    const hidden = of.shown.filter((_, i) => !found.selectable[i]);
+    const hidden = of.shown.filter((at, i) => !found.selectable[i] && at.every(Number.isFinite));
     return {
       kind: "space",
       title,

@@ -128,7 +128,13 @@ function mountVector(store, key) {
 /** Fills the panel and listens to it. */
 export function mountControls(store, data) {
   const scenes = [...byId("scenes").children];
-  const enter = ({ model, site }, scene) => ({ scene, walk: 0, ...(scene === "model" && { stage: 2, ...shown(data, model, site) }) });
+  // Scenes that say little of raw points open where they say more.
+  const enter = ({ model, site }, scene) => ({
+    scene,
+    walk: 0,
+    ...(scene === "attention" && { stage: 4 }),
+    ...(scene === "model" && { stage: 2, ...shown(data, model, site) }),
+  });
   for (const button of scenes) button.onclick = () => store.set(enter(store.get(), button.dataset.scene));
   const vectors = Object.keys(REACH).map((key) => mountVector(store, key));
   const inputs = Object.entries(CONTROLS).filter(([id]) => !REACH[id]);

@@ -214,11 +214,16 @@ const projectedWords = ({ n, norm, rows, shown, stages, giant, labels }, stage) 
 };
 
 /** What a query makes of keys, measured. */
-const attended = ({ entropy, scores, selectable, shares, change }, when) =>
-  `${when}: scores ${span(scores)}, entropy ${number(entropy, 3)} of ${number(Math.log(scores.length), 3)}; some query selects ` +
-  `${selectable.filter(Boolean).length} of the ${scores.length} keys. Keys of twice the size change a weight by ` +
-  `${number(Math.round(1e6 * change) / 1e6, 2)}. The first group gets ${number(100 * shares[0], 3)} %` +
-  (entropy > Math.log(scores.length) - 1e-9 ? ": all keys count alike, so the majority shows (Brody et al. 2023)." : ".");
+const attended = ({ entropy, scores, selectable, shares, change }, when) => {
+  const lost = scores.findIndex(Number.isNaN);
+  if (lost >= 0) return `${when}: key ${lost + 1} is 0/0, and with it every weight.`;
+  return (
+    `${when}: scores ${span(scores)}, entropy ${number(entropy, 3)} of ${number(Math.log(scores.length), 3)}; some query selects ` +
+    `${selectable.filter(Boolean).length} of the ${scores.length} keys. Keys of twice the size change a weight by ` +
+    `${number(Math.round(1e6 * change) / 1e6, 2)}. The first group gets ${number(100 * shares[0], 3)} %` +
+    (entropy > Math.log(scores.length) - 1e-9 ? ": all keys count alike, so the majority shows (Brody et al. 2023)." : ".")
+  );
+};
 
 /** (state, computed) -> what holds at the stage shown, with the numbers measured here; a line a norm. */
 export const invariant = ({ stage, layer, depth, residual }, computed) => {

@@ -71,10 +71,11 @@ export const summary = (state, computed) => {
   const { n, norm, shown, stack, arms, site, gradient, undefinedRows, before, after } = computed;
   if (stack) return depthWords(state, stack);
   if (after) {
-    const [one, other] = [before, after].map(
-      ({ weights, selectable }) =>
-        `key ${weights.indexOf(Math.max(...weights)) + 1} gets most, ${number(100 * Math.max(...weights), 3)} %, ` +
-        `and ${selectable.filter(Boolean).length} can be selected`,
+    const [one, other] = [before, after].map(({ weights, selectable }) =>
+      weights.some(Number.isNaN)
+        ? "every weight is 0/0"
+        : `key ${weights.indexOf(Math.max(...weights)) + 1} gets most, ${number(100 * Math.max(...weights), 3)} %, ` +
+          `and ${selectable.filter(Boolean).length} can be selected`,
     );
     return `${counted(shown.length, "key")} and a query ${vector(computed.query)}. As they are, ${one}; after ${NORMS[norm.mode]}, ${other}.`;
   }
