@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from normkit.show.theme import PALETTES
+
 pytestmark = pytest.mark.browser
 
 PALETTE = {"paper": "#ffffff", "ink": "#000000", "accent": "#0000ff", "contrast": "#ff0000"}
@@ -120,3 +122,31 @@ def test_a_canvas_without_room_is_no_error(modules, width, height):
 
 def test_no_commands_are_an_empty_page(modules):
     assert (painted(modules, []) == 255).all()
+
+
+@pytest.mark.parametrize("scheme", PALETTES)
+def test_all_letters_of_the_drawings_have_a_contrast_of_4_5(modules, page_data, scheme):
+    names = modules.run(
+        """async (data) => {
+          const files = ["computation", "frames", "projection", "state", "canvas"].map((name) => load(`${name}.js`));
+          const [{ compute }, { frame }, { commands }, { startFrom }, { lettering }] = await Promise.all(files);
+          const clouds = { four: "four", clusters: "clusters", attention: "keys" };
+          const states = ["three", "four", "clusters", "gradient", "attention", "depth"].flatMap((scene) =>
+            [0, 2, 4].map((stage) => startFrom({ scene, stage, cloud: clouds[scene] ?? "small", selected: 0 })));
+          const size = { width: 900, height: 600 };
+          return states.flatMap((state) => commands(frame(state, compute(state, data)), state, size)
+            .filter(({ type }) => type === "text").map(({ colour }) => lettering(colour)));
+        }""",
+        page_data,
+    )
+
+    def light(colour):
+        shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [((share + 0.055) / 1.055) ** 2.4 if share > 0.04045 else share / 12.92 for share in shares]
+        return np.dot(linear, [0.2126, 0.7152, 0.0722])
+
+    colours = PALETTES[scheme]
+    assert {"ink", "muted", "accent", "good", "error"} <= set(names)
+    for name in set(names):
+        one, other = sorted([light(colours[name]), light(colours["paper"])])
+        assert (other + 0.05) / (one + 0.05) >= 4.5, name

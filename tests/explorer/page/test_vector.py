@@ -11,7 +11,8 @@ import pytest
 pytestmark = pytest.mark.browser
 
 PALETTE = {
-    "paper": "#ffffff", "ink": "#1b1e22", "accent": "#0072b2", "contrast": "#d55e00", "third": "#009e73"
+    "paper": "#ffffff", "ink": "#1b1e22", "accent": "#0072b2", "contrast": "#d55e00", "third": "#009e73",
+    "error": "#b03a00", "good": "#006b4e"
 }  # fmt: skip
 SIZE = {"width": 300, "height": 200}
 ABOUT = {"title": "A picture", "description": "What it shows"}

@@ -18,6 +18,9 @@ export const OUTLINES = [
   [],
 ];
 
+/** The colour of letters: as the line they belong to, or a darker one (on a dark page a lighter one) of contrast 4.5. */
+export const lettering = (name) => ({ third: "good", contrast: "error" })[name] ?? name;
+
 export const thickness = (size) => Math.min(1.8, Math.max(1, 0.4 * size));
 
 /** Whether two commands can be one path. Polygons cannot: where two overlap, both must tell. */
@@ -111,6 +114,6 @@ function write(context, { x, y, text, colour: name, anchor = "start", size = 12,
   context.strokeStyle = colour("paper");
   context.lineWidth = 4;
   context.strokeText(text, x, y + DROP * size);
-  context.fillStyle = colour(name);
+  context.fillStyle = colour(lettering(name));
   context.fillText(text, x, y + DROP * size);
 }

@@ -80,7 +80,7 @@ export const WALK = [
     "What gain and bias do",
     "The gain multiplies the entries by 0.6, 1.3 and 1; the bias adds −0.3, 0.6 and 0.4. Where does that take " +
       "the ringed point?",
-    "The gain tilts the plane to the normal 1 / g and makes the circle an ellipse. The bias moves its centre " +
+    "The gain tilts the plane to the normal 1 / g and makes the circle an ellipse. The bias moves its centre " +
       "from the origin to b.",
     { stage: 2, gain: [0.6, 1.3, 1, 1], bias: [-0.3, 0.6, 0.4, 0], selected: 24 },
     { to: 4 },
@@ -104,7 +104,7 @@ export const WALK = [
       asks: ({ edits }) => !Object.keys(edits).length,
       motion:
         ({ selected }, { raw }) =>
-        (share) => ({ edits: { [selected]: raw[selected].map((value, i) => value + share * [9, -4, 3][i]) } }),
+        (share) => ({ edits: { [selected]: raw[selected].map((value, i) => value + share * [5, -3, 2][i]) } }),
     },
   ),
 ];

@@ -1,5 +1,5 @@
 // The same commands as an SVG file: equal bytes for equal commands.
-import { DROP, FONT, OUTLINES, RIM, RIMMED, RING, alike, thickness } from "explorer/canvas.js";
+import { DROP, FONT, OUTLINES, RIM, RIMMED, RING, alike, lettering, thickness } from "explorer/canvas.js";
 
 /** A picture of that size {width, height} as the text of a file. */
 export function svg(commands, { width, height }, colours, { title, description }) {
@@ -73,5 +73,5 @@ function written({ x, y, text, colour: name, anchor = "start", size = 12, bold }
   const place = numbers({ x, y: y + DROP * size, "font-size": size });
   const style = `${place} text-anchor="${anchor}"${bold ? ' font-weight="600"' : ""}`;
   const halo = `stroke="${colour("paper")}" stroke-width="4" paint-order="stroke"`;
-  return `<text${style} fill="${colour(name)}" ${halo}>${escaped(text)}</text>`;
+  return `<text${style} fill="${colour(lettering(name))}" ${halo}>${escaped(text)}</text>`;
 }
