@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from normkit.checkpoint.folding import Written, write_shards
+from normkit.checkpoint.hadamard import construction
 from normkit.checkpoint.plan import (
     Constant,
     Edit,
@@ -24,6 +25,7 @@ from normkit.checkpoint.plan import (
     Product,
     Quotient,
     Reference,
+    Rotation,
     Sum,
     TensorEdit,
     VectorEdit,
@@ -78,7 +80,7 @@ def save(folder: Path, shards: int = 3) -> Path:
 
 
 def plan(dtype: str = "same") -> FoldPlan:
-    """Gains, biases, both kinds of centring, a created table in float32, a tensor removed, the rest as it was."""
+    """Gains, biases, centring of both kinds, powers of two, rotations, a created table, a tensor removed, the rest."""
     edits: list[Edit] = []
     for name, tensor in tensors().items():
         own = NAME[tensor.dtype]
@@ -100,6 +102,14 @@ def plan(dtype: str = "same") -> FoldPlan:
                 edits.append(replace(vector, value=Sum(terms=(term,))))
             case "turned.weight":
                 edits.append(replace(copy, gain=gain, gain_axis=0, centred_axis=1))
+            case "write.weight" if block == "two":
+                turns = (
+                    Rotation(axis=axis, size=size, seed="0/x", construction=str(construction(size)))
+                    for axis, size in ((0, FEATURES), (1, 64))
+                )
+                edits.append(replace(copy, centred_axis=0, exponent=-3, rotations=tuple(turns)))
+            case "kept.weight" if block == "two":
+                edits.append(replace(copy, exponent=2))
             case "write.weight":
                 edits.append(replace(copy, centred_axis=0))
             case _ if name != "gone":

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from folding_cases import graph_of
 from normkit.checkpoint.logits import Agreement
 from normkit.checkpoint.plan import Constant, FoldPlan, Gain, NormChange, Refusal, TensorEdit, VectorEdit
 from normkit.checkpoint.reader import TensorInfo
-from normkit.checkpoint.report import describe_plan, describe_proof
+from normkit.checkpoint.report import describe_plan, describe_proof, norm_mappings
 from normkit.checkpoint.verification import Checked, Verification
 from normkit.show.parts import Section
+from planned_models import model_of
 from screens import shown
+from tiny_models import RECIPES
 
 TENSORS = {"w": TensorInfo("BF16", (1000, 1000)), "g": TensorInfo("BF16", (1000,))}
 EDITS = (
@@ -123,3 +128,27 @@ def test_hostile_words_do_not_reach_the_terminal():
 def test_it_fits_its_width(width: int):
     long = Checked(name="identical", passed=True, what="word " * 60)
     assert max(map(len, shown(describe_proof(found(long, PASSED)), width).splitlines())) <= width
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("family", RECIPES)
+def test_mappings_match_the_readers_of_each_norm_and_no_other_module(family):
+    model = model_of(family)
+    graph = graph_of(model)
+    names = [name for name, _ in model.named_modules()] + [linear.name for linear in graph.linears]
+    found = norm_mappings(graph)
+
+    def matched(targets):
+        return {name for target in targets for name in names if re.match(target.removeprefix("re:"), name)}
+
+    readers = {norm.name: {linear.name for linear in graph.readers(norm.gives)} for norm in graph.norms}
+    legal = {norm.name for norm in graph.norms if not graph.against_folding(norm, untie=True)}
+    seen = {name: matched(each["linears"]) for each in found["norm_mappings"] for name in matched([each["norm"]])}
+    assert seen.keys() == legal
+    for each in found["norm_mappings"]:
+        norms = matched([each["norm"]])
+        assert matched(each["linears"]) == set().union(*(readers[name] for name in norms))
+    heads = {linear.name for linear in graph.linears if linear.is_head}
+    for each in found["awq_mappings"]:
+        assert not matched(each["balance_layers"]) & heads

@@ -19,7 +19,7 @@ import folding_runs
 from normkit.checkpoint import shard as module
 from normkit.checkpoint.applying import vectors
 from normkit.checkpoint.folding import Workers
-from normkit.checkpoint.plan import FoldPlan, TensorEdit
+from normkit.checkpoint.plan import MEASURED, FoldPlan, TensorEdit
 from normkit.checkpoint.reader import TORCH, CheckpointSource
 from normkit.checkpoint.shard import FileLayout, Shard, index, lay_out
 from normkit.errors import InputError, ModelError
@@ -52,7 +52,7 @@ class Making:
         assert entry.sha256 == hashlib.sha256(self.path.read_bytes()).hexdigest()
         assert entry.size == self.path.stat().st_size
         assert entry.name == self.file.name
-        assert list(entry.residuals) == sorted(edit.name for edit in self.layout.edits if edit.relation == "sum")
+        assert list(entry.residuals) == sorted(edit.name for edit in self.layout.edits if edit.relation in MEASURED)
 
     def reads(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """Bytes of each later read for a hash alone."""

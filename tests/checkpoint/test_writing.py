@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -20,6 +21,7 @@ from folding_runs import contents, fold
 from forks import Fork
 from normkit.checkpoint import folding
 from normkit.checkpoint.folding import affordable
+from normkit.checkpoint.hadamard import rotate_columns
 from normkit.checkpoint.plan import FoldPlan
 from normkit.checkpoint.reader import CheckpointSource
 from normkit.errors import InputError, ModelError
@@ -72,6 +74,10 @@ def definition(dtype: torch.dtype) -> dict[str, Tensor]:
             f"{block}.turned.weight": turned - turned.mean(1, keepdim=True),
             f"{block}.write.weight": write - write.mean(0),
         }
+    after["two.kept.weight"] = 4 * after["two.kept.weight"]
+    down, across = (torch.from_numpy(rotate_columns(np.eye(size), "0/x")) for size in (folding_runs.FEATURES, 64))
+    heads = (down @ after["two.write.weight"] / 8).view(folding_runs.FEATURES, -1, 64)
+    after["two.write.weight"] = (heads @ across.T).reshape(folding_runs.FEATURES, -1)
     after = {name: value.to(dtype) for name, value in after.items()}
     table = before["table"]
     kept = {name: folding_runs.tensors()[name] for name in ("ids", "mask")}
@@ -114,7 +120,8 @@ def test_hashes_are_those_of_the_files(source, whole):
 def test_residuals_are_told_of_sums_and_are_small(whole):
     residuals = json.loads((whole / "written.json").read_text())["residuals"]
     sums = {f"{block}.{name}" for block in ("one", "two") for name in ("read.bias", "turned.weight", "write.weight")}
-    assert residuals.keys() == {*sums, "created.table"}
+    assert residuals.keys() == {*sums, "created.table", "two.kept.weight"}
+    assert residuals.pop("two.kept.weight") == 0.0
     for name, residual in residuals.items():
         # Half a unit of the dtype, and for means of rounded numbers far less.
         assert 0 < residual < (2**-23 if name == "created.table" else 2**-8)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from normkit.checkpoint.logits import Agreement
 from normkit.checkpoint.plan import FoldPlan, NormChange
 from normkit.checkpoint.reader import TensorInfo
 from normkit.checkpoint.shard import output_info
 from normkit.checkpoint.verification import Checked, Verification
+from normkit.models.graph import Graph
 from normkit.show.grouping import merged, pattern
 from normkit.show.parts import Column, Fact, Section, Table, Tone, Verdict, printable
 from normkit.text import counted, percent, shortened, significant
@@ -130,6 +133,44 @@ def describe_proof(found: Verification, agreement: Agreement | None = None, toke
         facts=tuple(Fact(check.name, check.what, tone=_TONES[check.passed]) for check in checks),
     )
     return printable(described)
+
+
+def norm_mappings(graph: Graph) -> dict[str, list[dict[str, Any]]]:
+    """The norms whose gain may leave, with the linear maps that read each, as llm-compressor takes them.
+
+    Names are regular expressions after "re:"; layers of one kind share an entry. "norm_mappings" are the fields of its
+    `NormMapping` (SpinQuantModifier), "awq_mappings" those of its `AWQMapping` (AWQModifier), without heads.
+    """
+    everything = [norm.name for norm in graph.norms] + [linear.name for linear in graph.linears]
+
+    def expressions(names: Iterable[str]) -> list[str]:
+        """One for each kind of name; with any index where all names of the kind are among them, else with theirs."""
+        alike = dict.fromkeys(pattern(name) for name in names)
+        made = []
+        for kind in alike:
+            held, others = ([name for name in group if pattern(name) == kind] for group in (names, everything))
+            indices = zip(*([part for part in name.split(".") if part.isdigit()] for name in held), strict=True)
+            places = (
+                r"\d+" if set(held) == set(others) else f"({'|'.join(dict.fromkeys(column))})" for column in indices
+            )
+            parts = (next(places) if part == "*" else re.escape(part) for part in kind.split("."))
+            made.append("re:^" + r"\.".join(parts) + "$")
+        return made
+
+    kinds: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for norm in graph.norms:
+        if not graph.against_folding(norm, untie=True):
+            linears = dict.fromkeys(pattern(linear.name) for linear in graph.readers(norm.gives))
+            kinds[pattern(norm.name), *linears].append(norm.name)
+    gives = {norm.name: norm.gives for norm in graph.norms}
+    found: dict[str, list[dict[str, Any]]] = {"norm_mappings": [], "awq_mappings": []}
+    for norms in kinds.values():
+        readers = [linear for name in norms for linear in graph.readers(gives[name])]
+        (name,) = expressions(norms)
+        found["norm_mappings"].append({"norm": name, "linears": expressions([linear.name for linear in readers])})
+        if inner := [linear.name for linear in readers if not linear.is_head]:
+            found["awq_mappings"].append({"smooth_layer": name, "balance_layers": expressions(inner)})
+    return found
 
 
 def _norm_table(changes: Iterable[NormChange]) -> Table:

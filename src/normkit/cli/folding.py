@@ -107,6 +107,11 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
 @threads_option
 @resume_option
 @click.option("--plan", "only_plan", is_flag=True, help="Print what would be done, and write nothing.")
+@click.option(
+    "--mappings",
+    type=click.Choice(["llm-compressor"]),
+    help="With --plan: print as JSON which norm feeds which linear maps, in the form that this quantizer takes.",
+)
 @click.option("--for-training", is_flag=True, help="Refuse a model with dropout, as it would train differently.")
 @json_option
 @source_options
@@ -125,6 +130,7 @@ def fold_checkpoint(
     threads: int,
     resume: bool,
     only_plan: bool,
+    mappings: str | None,
     for_training: bool,
     as_json: bool,
     revision: str | None,
@@ -142,6 +148,14 @@ def fold_checkpoint(
     folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
     if destination is None and not only_plan:
         raise click.UsageError("Missing argument 'DST', the folder to write; --plan needs none.")
+    if mappings is not None:
+        if not only_plan:
+            raise click.UsageError("--mappings needs --plan: it prints, and writes nothing.")
+        from normkit.checkpoint.report import norm_mappings
+
+        with open_checkpoint(folder) as opened:
+            print_json(norm_mappings(opened.graph))
+        return
     if text is not None and fit is None:
         raise click.UsageError("--text needs --fit: only a fit runs the model.")
     if fit is not None and (halvings or "scale" not in (ops or ())):
