@@ -67,10 +67,38 @@ def test_all_norms_at_their_start_behind_trained_matrices_are_a_note(models, ins
     assert "never loaded, unless gains and biases were folded" in found.measured
 
 
-def with_a_bias_at_its_start(models):
+@pytest.mark.slow
+def test_a_bias_alone_that_was_never_loaded(models, inspected, finding):
     trained = models.train(models.tiny("GPT2"))
     trained.transformer.ln_f.bias.data.zero_()
-    return trained
+    found = finding(inspected(trained), "B6")
+    assert (found.severity, found.sites) == ("warning", ("transformer.ln_f",))
+    assert found.evidence == ("transformer.ln_f: all 64 biases are exactly 0, not those of 6 others",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "severity", "words"),
+    [
+        (lambda norm: (norm.bias.clone(), norm.weight.clone()), "error", "they are exchanged"),
+        (
+            lambda norm: (16 * norm.weight, norm.bias),
+            "warning",
+            "times the largest median of 5 other norms of its role",
+        ),
+    ],
+    ids=["exchanged", "multiplied"],
+)
+def test_gains_unlike_all_others(models, inspected, finding, change, severity, words):
+    trained = models.train(models.tiny("GPT2"))
+    norm = trained.get_submodule(LATER)
+    with torch.no_grad():
+        gain, bias = change(norm)
+        norm.weight.copy_(gain)
+        norm.bias.copy_(bias)
+    found = finding(inspected(trained), "B14")
+    assert (found.severity, found.sites) == (severity, (LATER,))
+    assert words in found.evidence[0]
 
 
 @pytest.mark.sampled(3)
@@ -83,7 +111,6 @@ def with_a_bias_at_its_start(models):
         lambda m: reset(m.train(m.tiny("Llama")), *HALF_OF_LLAMA),
         # Its norms have no parameters.
         lambda m: m.tiny("Olmo"),
-        with_a_bias_at_its_start,
     ],
 )
 def test_trained_and_untrained_models_are_clean(models, inspected, status, make):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -107,6 +108,36 @@ def test_values_of_batch_norms(wide, plant, rule, words, declared, tmp_path):
     if declared:
         found = finding_of(nk.inspect(model, images(99), intent=path), "B14")
         assert f"4: {declared}" in found.evidence[0]
+
+
+def test_a_batch_norm_that_was_folded_and_still_acts(wide):
+    model = copy.deepcopy(wide)
+    with torch.no_grad():
+        model[4].weight.mul_(torch.linspace(0.5, 2, WIDE))
+        factor = model[4].weight / (model[4].running_var + model[4].eps).sqrt()
+        model[3].weight.mul_(factor[:, None, None, None])
+        model[3].bias.mul_(factor)
+    found = finding_of(nk.inspect(model, images(99)), "C9")
+    assert (found.severity, found.sites[0]) == ("error", "4")
+    assert "folded into the weights before it, and still acts" in found.evidence[0]
+
+
+def test_a_variance_without_a_root(wide):
+    model = copy.deepcopy(wide)
+    model[4].running_var[3] *= -1
+    found = finding_of(nk.inspect(model, images(99)), "E3")
+    assert (found.severity, found.sites) == ("error", ("4",))
+    assert found.evidence == ("4.running_var: negative, NaN or infinity: 1 of its entries",)
+
+
+def test_statistics_that_no_moving_average_gave(wide):
+    model = copy.deepcopy(wide)
+    # An average over all batches leaves nothing of the start, whatever the momentum and the count say.
+    model[4].running_var.copy_(torch.full((WIDE,), 0.1))
+    model[4].num_batches_tracked.fill_(2)
+    norms = {norm.path: norm for norm in nk.inspect(model, images(99)).batch_norms}
+    assert math.isnan(norms["4"].start_share)
+    assert norms["1"].start_share < 0.2
 
 
 def test_a_batch_norm_that_was_lost(wide, tmp_path):

@@ -299,7 +299,7 @@ def _inspected(
 
 
 def _broken(model: nn.Module) -> tuple[tuple[str, int], ...]:
-    """Parameters with NaN or infinity, and buffers with NaN, as a mask is infinite by design; with how many of them."""
+    """Parameters with NaN or infinity, buffers with NaN (masks are infinite by design), and negative variances."""
     found = []
     buffers = ((name, buffer, buffer.detach) for name, buffer in model.named_buffers())
     for name, value, values in chain(parameters(model), buffers):
@@ -314,6 +314,12 @@ def _broken(model: nn.Module) -> tuple[tuple[str, int], ...]:
             continue
         if count := int((~mine.isfinite() if is_parameter else mine.isnan()).sum()):
             found.append((name, count))
+    for path, module in model.named_modules():
+        variance = getattr(module, "running_var", None)
+        if isinstance(variance, Tensor) and not variance.is_meta:
+            # Its root is NaN.
+            count = int((variance.detach() + float(getattr(module, "eps", 0.0)) < 0).sum())
+            found += [(f"{path}.running_var", count)] if count else []
     return tuple(found)
 
 

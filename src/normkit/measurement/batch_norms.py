@@ -138,7 +138,7 @@ class DataStatistics(Listener):
         """Variance of what entered a norm, of shape (channels,)."""
         return self._counted[path].statistics(slice(0, 2), 0 in self._shared[path])[1]
 
-    def of(self, path: str, mean: Tensor, variance: Tensor, eps: float) -> dict[str, Any]:
+    def of(self, path: str, mean: Tensor, variance: Tensor, eps: float, gain: Tensor | None = None) -> dict[str, Any]:
         """The fields of `BatchNorm` that tell of the data, against running statistics; none without data."""
         counted = self._counted.get(path)
         if counted is None or not counted.samples:
@@ -152,6 +152,11 @@ class DataStatistics(Listener):
             halves = _change(next(parts), next(parts), eps)
         channel = int(change.nan_to_num(nan=-1.0).argmax())
         deviation = float((variance[channel] + eps).sqrt())
+        refolded = math.nan
+        if gain is not None:
+            off = ((whole[1] + eps) / (variance + eps)).log() / 2
+            folded = off - (gain.detach().double().cpu().square() / (variance + eps)).log() / 2
+            refolded = float((folded.square().mean() / off.square().mean()).sqrt())
         return {
             "samples": counted.samples,
             "rows": sum(counted.rows),
@@ -163,6 +168,7 @@ class DataStatistics(Listener):
             "shift": float(whole[0][channel] - mean[channel]) / deviation,
             "stretch": float((whole[1][channel] + eps).sqrt()) / deviation,
             "sampling": float(halves.median()) / 2,
+            "refolded": refolded,
             "repeated": self.repeated / self.given if self.given else math.nan,
             "padding": counted.masked[1] / counted.masked[0] if counted.masked[0] else math.nan,
         }
@@ -214,6 +220,8 @@ def batch_norms(
         if isinstance(counted, Tensor):
             batches = int(counted)
         left = (1 - share) ** batches if batches > 0 else math.nan
+        # A channel with less than what such batches leave of the start was gathered otherwise, as by an average.
+        left = math.nan if float(variance.min()) < (1 - _STEADY) * left else left
         is_moved = isinstance(bias, Tensor) and bool(bias.any())
         is_moved |= isinstance(gain, Tensor) and bool((gain != 1).any() and gain.any())
         dropout, behind = (data.dropout if data is not None else {}).get(path, (math.nan, ""))
@@ -234,13 +242,13 @@ def batch_norms(
                 is_trained=any(part.requires_grad for part in parts) or not parts,
                 zero_gains=int((gain == 0).sum()) if isinstance(gain, Tensor) else 0,
                 flat=int((variance < eps).sum()),
-                start_share=min(left / max(float(variance.median()), left), 1.0) if left > 0 else left,
+                start_share=left / float(variance.median()) if left > 0 else left,
                 eps_share=float((eps / (variance + eps)).median()),
                 correction=correction,
                 own_correction=float(conventions.get("correction", math.nan)),
                 dropout=dropout,
                 behind=behind,
-                **(data.of(path, mean, variance, eps if eps > 0 else 0.0) if data is not None else {}),
+                **({} if data is None else data.of(path, mean, variance, max(eps, 0.0), gain)),
             )
         )
     return tuple(found)

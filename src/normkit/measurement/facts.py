@@ -245,7 +245,7 @@ class BatchNorm:
     """The same of the variance that it divides by in training: 0 nearly everywhere; NaN where it is not known."""
     start_share: float
     """Share of the median channel's running variance that is left of the 1 before the first counted batch; NaN where
-    no batch was counted, or `share` is not known."""
+    no batch was counted, `share` is not known, or some channel has less than what would be left."""
     samples: int = 0
     """Samples of the data that were seen; 0 where no data was."""
     rows: int = 0
@@ -268,6 +268,10 @@ class BatchNorm:
     sampling: float = math.nan
     """The change that the sampling of the data alone would make, of the median channel: half of that between one half
     of the samples and the other. NaN for a single sample."""
+    refolded: float = math.nan
+    """How far the data's deviations are, over the channels, from what they were if what reads into the norm had been
+    multiplied by gain / sqrt(running variance + eps), over how far they are from the running ones: logarithms, root
+    mean square. Near 0 where a folded norm is still applied."""
     repeated: float = math.nan
     """Share of the samples of the data that are equal, bit for bit, to an earlier one of their batch."""
     padding: float = math.nan

@@ -58,6 +58,8 @@ class Intent:
     """Paths whose spec is declared for their class, so that it does not depend on code in memory."""
     batch_eps: Mapping[str, float] = field(default_factory=dict)
     """The eps of the batch norms of PyTorch in the stock class, by path."""
+    batch_momenta: Mapping[str, float | None] = field(default_factory=dict)
+    """Their momentum."""
 
 
 def stock_intent(model: nn.Module) -> Intent | None:
@@ -82,6 +84,7 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
     here, there = dict(model.named_modules()), dict(stock.named_modules())
     norms = _norms(stock)
     batch_eps = {path: module.eps for path, module in there.items() if isinstance(module, _BatchNorm)}
+    momenta = {path: module.momentum for path, module in there.items() if path in batch_eps}
     paths = {*norms, *batch_eps}
     if not paths or 2 * sum(path in here for path in paths) < len(paths):
         return None
@@ -111,6 +114,7 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
         tied=tuple({frozenset(paths): None for paths in owners.values() if len(paths) > 1}),
         declared=frozenset(path for path, norm in norms.items() if norm.is_declared),
         batch_eps=batch_eps,
+        batch_momenta=momenta,
     )
 
 

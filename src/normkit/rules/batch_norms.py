@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+from normkit.measurement.facts import BatchNorm
 from normkit.rules.facts import Facts
 from normkit.rules.rule import NO_RUN, Case, NotChecked, Outcome, Rule, hit
 from normkit.text import counted, percent
 
 # A trained ResNet on other photographs than its own moves by 10 to 30 %; inputs 255 times too large by 100 %.
 _CHANGE = 0.5
+# A fifth of the difference of the deviations is left where folding explains them, of differences that are no sampling.
+_REFOLDED, _NOTICED = 0.2, 0.05
 # The deviation of 64 normal numbers is known to 9 %.
 _FEWEST_ROWS = 64
 # A quarter of the variance changes the deviation by 13 % only.
@@ -65,10 +68,11 @@ def no_statistics(facts: Facts) -> Outcome:
 @Rule(
     id="C9",
     title="Running statistics are not those of the data",
-    severity="warning",
+    severity="error",
     threshold=(
         f"with the data's own mean and variance the median channel's output moves by more than {percent(_CHANGE)} of "
-        f"its deviation, beyond what sampling does, over {_FEWEST_ROWS} numbers a channel or more (warning); a note "
+        f"its deviation, beyond what sampling does, over {_FEWEST_ROWS} numbers a channel or more (warning); an error "
+        "where it moves, and the data's deviations are those of a folded norm that is still applied; a note "
         f"from a single sample, or while more than {percent(_START)} of the running variance are still its start"
     ),
     source="pytorch/pytorch#4741 and #5406, chemprop#607; Wu & Johnson 2021, arXiv:2105.07576, sections 3 and 5",
@@ -97,6 +101,12 @@ def other_statistics(facts: Facts) -> Outcome:
     for norm in seen:
         is_single = math.isnan(norm.sampling)
         change = math.sqrt(max(0.0, norm.change**2 - (0.0 if is_single else norm.sampling**2)))
+        if norm.refolded < _REFOLDED and change > _NOTICED and facts.training is None:
+            words = (
+                "the data's deviations are the running ones times gain / sqrt(running variance + eps): the norm was "
+            )
+            cases.append(Case(norm.path, "error", f"{words}folded into the weights before it, and still acts", 1.0))
+            continue
         if not change > _CHANGE:
             continue
         words = (
@@ -118,7 +128,7 @@ def other_statistics(facts: Facts) -> Outcome:
     severity="warning",
     threshold=(
         f"one batch replaces {percent(_SHARE)} or more of the running mean (warning; a note where nothing trains and "
-        "no batch has been counted)"
+        "no batch has been counted, or the config's class has that momentum: its weights may come from elsewhere)"
     ),
     source=(
         "pytorch/vision#8250, ludwig-ai/ludwig#2100; torch.nn.BatchNorm2d: running = (1 - momentum) * running + "
@@ -140,7 +150,7 @@ def last_batch_only(facts: Facts) -> Outcome:
     cases = [
         Case(
             norm.path,
-            "note" if facts.training is None and norm.batches <= 0 else "warning",
+            "note" if facts.training is None and (norm.batches <= 0 or _is_of_class(norm, facts)) else "warning",
             f"one batch replaces {percent(norm.share)} of the running mean, and 0.1 would replace 10 %",
             norm.share,
         )
@@ -148,6 +158,11 @@ def last_batch_only(facts: Facts) -> Outcome:
         if norm.share >= _SHARE
     ]
     return hit(cases, f"{counted(len(cases), 'batch norm')} with the statistics of the last batch alone", "batch norm")
+
+
+def _is_of_class(norm: BatchNorm, facts: Facts) -> bool:
+    momentum = None if facts.intent is None else facts.intent.batch_momenta.get(norm.path)
+    return momentum is not None and math.isclose(momentum, norm.share, rel_tol=1e-3)
 
 
 @Rule(

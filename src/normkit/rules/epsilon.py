@@ -26,6 +26,8 @@ from normkit.text import counted, percent
 # Two eps closer than this are one number seen through the rounding of float32, in which norms are identified.
 _SAME_EPS = 1e-3
 _SHORT_ROWS, _DOMINATED = 0.01, 0.5
+# The default of Keras; no library has a larger one.
+_LARGEST = 1e-3
 # Half of float16's smallest number, 2**-24: anything not larger rounds to 0.
 _LOST = 2.0**-25
 _COARSE = (EPS["bfloat16"], EPS["float16"])
@@ -41,7 +43,8 @@ _EPS, _PLACEMENT = fields_of("A1"), fields_of("A2")
         f"output length changed against the eps of the config's class or the intent file by more than "
         f"{percent(VISIBLE)} (warning) or {percent(HARMFUL)} (error); without either, more than "
         f"{percent(_SHORT_ROWS)} of the rows keep less than 90 % of their length (warning), or the median row less "
-        f"than {percent(_DOMINATED)} (error; with the eps that is meant a warning, in an untrained model a note)"
+        f"than {percent(_DOMINATED)} (error; with the eps that is meant a warning, in an untrained model "
+        f"a note; so is one over {_LARGEST:g} that shortens the median row by more than {percent(HARMFUL)})"
     ),
     source=f"meta-llama/llama#771, pytorch/torchtune#152 and #290; {STEP}",
     why=(
@@ -104,6 +107,8 @@ def _dominating_eps(site: Site, facts: Facts) -> Case | None:
         severity = "error" if median < _DOMINATED else "warning"
     elif median < _DOMINATED:
         # Small models start with tiny branches, which training lengthens.
+        severity = "note" if facts.is_untrained else "warning"
+    elif eps_in(site.dtype, site.spec.eps) > _LARGEST and 1 - median > HARMFUL:
         severity = "note" if facts.is_untrained else "warning"
     else:
         return None

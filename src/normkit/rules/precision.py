@@ -100,9 +100,17 @@ def out_of_range(facts: Facts) -> Outcome:
     norms = {site.path for site in facts.sites}
     if outside := [(name, count) for name, count in facts.broken if name.rpartition(".")[0] not in norms]:
         # Parameters of no norm that hold NaN or infinity are the cause of those at the norms behind them.
-        lines = [f"{name}: NaN or infinity: {count} of its entries" for name, count in outside]
+        is_root = [name.endswith("running_var") for name, _ in outside]
+        lines = [
+            f"{name}: {'negative, NaN' if is_variance else 'NaN'} or infinity: {count} of its entries"
+            for (name, count), is_variance in zip(outside, is_root, strict=True)
+        ]
         behind = f"{next(iter(broken), '')}: the first of {counted(len(broken), 'norm')} that show it, not the cause"
-        lines.insert(1, behind if broken else "no norm shows it on this text, which does not use these entries")
+        if broken:
+            lines.insert(1, behind)
+        elif not any(is_root):
+            # Batch norms are not among the norms that would show it.
+            lines.insert(1, "no norm shows it on this text, which does not use these entries")
         return Hit(
             severity="error",
             sites=tuple(dict.fromkeys([*(name.rpartition(".")[0] for name, _ in outside), *broken])),

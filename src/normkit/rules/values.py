@@ -23,6 +23,9 @@ _FLIPPED, _SELDOM, _FEWEST = 0.9, 0.1, 3
 _LEVELS, _FEWER, _COARSE = 16, 4, 2.0**-6
 # A later checkpoint moves nearly all gains; a damaged file some of them.
 _MOST = 0.5
+# Gains are around 1 and biases around 0. The largest median gain of four trained models is at most 4.4
+# times the next, that of a final norm; of a role at most 1.3 times.
+_APART, _MULTIPLE = 0.5, 8.0
 
 
 @Rule(
@@ -31,8 +34,8 @@ _MOST = 0.5
     severity="error",
     threshold=(
         "gain exactly 1 and bias exactly 0 at some norms while at least half of the norms are trained (error; in "
-        "16 bits a warning where trained gains too have half of their entries at 1), or one of both at a batch norm "
-        "(warning); all norms so in a model whose matrices are trained (note)"
+        "16 bits a warning where trained gains too have half of their entries at 1), or the bias alone, and of a "
+        "batch norm the gain alone (warning); all norms so in a model whose matrices are trained (note)"
     ),
     source="huggingface/transformers#29554 and #35615",
     why=(
@@ -87,7 +90,7 @@ def never_loaded(facts: Facts) -> Outcome:
         )
     if trained < len(learnt) / 2:
         return None
-    cases += _half_loaded([norm for norm in learnt if isinstance(norm, BatchNorm) and norm not in untouched])
+    cases += _half_loaded([norm for norm in learnt if norm not in untouched])
     found = hit(
         cases,
         f"{counted(len(cases), 'norm')} exactly at initialisation, {trained - len(cases) + len(untouched)} trained",
@@ -103,14 +106,18 @@ def never_loaded(facts: Facts) -> Outcome:
     return replace(found, severity="warning") if found is not None and is_rounded else found
 
 
-def _half_loaded(norms: Sequence[BatchNorm]) -> list[Case]:
-    """Batch norms one of whose parameters is at initialisation, where that of most others is trained.
+def _half_loaded(norms: Sequence[Site | BatchNorm]) -> list[Case]:
+    """Norms one of whose parameters is at initialisation, where that of most others is trained.
 
-    No folding leaves a batch norm so, as it leaves other norms.
+    Gains of other norms than batch norms are 1 after folding, and where 16 bits have rounded their updates away.
     """
     cases = []
     for name, words in (("gain", "gains are exactly 1"), ("bias", "biases are exactly 0")):
-        parts = [(norm.path, part) for norm in norms if (part := getattr(norm, name)) is not None]
+        parts = [
+            (norm.path, part)
+            for norm in norms
+            if (part := getattr(norm, name)) is not None and (name == "bias" or isinstance(norm, BatchNorm))
+        ]
         still = [(path, part) for path, part in parts if part.at_initialisation]
         if 2 * len(still) < len(parts):
             cases += [
@@ -287,6 +294,8 @@ def _unlike_the_others(facts: Facts) -> Hit | None:
     """A gain of the opposite sign, or of a few evenly spread numbers, among gains that have neither."""
     kinds = {site.path: (site.role, site.factor) for site in facts.sites}
     gains = [(path, part) for path, noun, part in _parts(facts) if noun == "gains" and is_varied(part)]
+    norms: list[Site | BatchNorm] = [*facts.sites, *facts.batch_norms]
+    biases = {norm.path: norm.bias for norm in norms if norm.bias is not None}
     cases = []
     for path, gain in gains:
         role, factor = kinds.get(path, ("batch norm", 1.0))
@@ -299,6 +308,22 @@ def _unlike_the_others(facts: Facts) -> Hit | None:
         if gain.negative > _FLIPPED and negative < _SELDOM and factor > 0:
             words = f"{percent(gain.negative)} of its gains are negative, {percent(negative)} of the median other "
             cases.append(Case(path, "warning", f"{words}norm's: its sign was flipped", gain.negative))
+        if (bias := biases.get(path)) is not None and len(biases) > _FEWEST:
+            gain_of, bias_of = (
+                statistics.median(part.quantiles[3] for other, part in parts.items() if other != path)
+                for parts in (dict(gains), biases)
+            )
+            mine, its = gain.quantiles[3], bias.quantiles[3]
+            is_other = abs(mine - bias_of) < abs(mine - gain_of) and abs(its - gain_of) < abs(its - bias_of)
+            if is_other and abs(gain_of - bias_of) > _APART:
+                words = f"its gains have a median of {mine:.3g} and its biases of {its:.3g}, those of the others "
+                cases.append(Case(path, "error", f"{words}{gain_of:.3g} and {bias_of:.3g}: they are exchanged", 2.0))
+        top = max((abs(part.quantiles[3]) for part in alike), default=0.0)
+        if len(alike) >= _FEWEST and abs(gain.quantiles[3]) > _MULTIPLE * top > 0:
+            words = f"its gains have a median of {gain.quantiles[3]:.3g}, {abs(gain.quantiles[3]) / top:.3g} times the "
+            cases.append(
+                Case(path, "warning", f"{words}largest median of {counted(len(alike), 'other norm')} of its role", 1.5)
+            )
         usual = statistics.median(other.distinct for other in others)
         if 1 < gain.distinct <= _LEVELS and min(usual, gain.size) >= _FEWER * gain.distinct:
             # Only values further apart than the rounding of 16 bits leaves them were quantized.

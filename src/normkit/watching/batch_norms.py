@@ -56,8 +56,8 @@ class RunStatistics(DataStatistics):
             self.forget(site.path)
         super().before_site(site, x)
 
-    def of(self, path: str, mean: Tensor, variance: Tensor, eps: float) -> dict[str, Any]:
+    def of(self, path: str, mean: Tensor, variance: Tensor, eps: float, gain: Tensor | None = None) -> dict[str, Any]:
         """As for data, against the running statistics before the step."""
         if path in self._running:
             mean, variance = (part.double().cpu() for part in self._running[path])
-        return super().of(path, mean, variance, eps)
+        return super().of(path, mean, variance, eps, gain)
