@@ -90,8 +90,8 @@ def _against_meant(gain: _Gain) -> str:
         "the code adds less to the weight than the config's class or the intent file; or a plain gain with |mean| "
         f"below {_SCATTER_MEAN:g}, over {percent(_SCATTER_NEGATIVE)} of it negative, output rms below "
         f"{SCATTER_RMS:g}, or |mean| below {_NEARER:g} and over {percent(_BOTH_SIGNS)} negative, at "
-        f"{percent(MOST_SITES)} of the norms; or a trained 1 + weight with over {percent(_CROSSED)} of it negative at {percent(_CROSSING)} of the norms (of "
-        "queries and keys an error, of others alone a warning)"
+        f"{percent(MOST_SITES)} of the norms; or a trained 1 + weight with over {percent(_CROSSED)} of it negative at "
+        f"{percent(_CROSSING)} of the norms (of queries and keys an error, of others alone a warning)"
     ),
     source="linkedin/Liger-Kernel#74, ggml-org/llama.cpp#5631",
     why=(
