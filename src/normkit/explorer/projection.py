@@ -89,7 +89,8 @@ def site_record(
     Of a row x with the mean m: c = B x; r, the length of what of x - m lies in none of the directions; and
     d = B (g * (x - m)). With v = x - m (or x, where the norm does not centre) and s what v is multiplied by, the
     page shows B v, s B v, then B (g * s v) = s d (or s (d + m B g)), then that plus B b, as if nothing were left out.
-    The ellipsoid that the sphere becomes has the shadow B diag(g^2) B^T.
+    The ellipsoid that the sphere becomes has the shadow B diag(g^2) B^T. `longest` is of the longest row: its largest
+    feature, from 0, and the share of the row's squared length that it holds.
 
     Args:
         path: Of the norm.
@@ -112,6 +113,8 @@ def site_record(
     stretched = (g * centred) @ directions.T
     square = (directions * g.square()) @ directions.T
     upper = torch.triu_indices(3, 3)
+    squares = rows[torch.linalg.vector_norm(rows, dim=-1).argmax()].square()
+    largest = int(squares.argmax())
     floats = torch.cat([coordinates, rest, stretched], 1).to(torch.float32)
     return {
         "path": path,
@@ -121,6 +124,7 @@ def site_record(
         "layer": layer,
         "explained": list(basis.explained),
         "count": len(rows),
+        "longest": {"feature": largest, "share": float(squares[largest] / (squares.sum() or 1.0))},
         "floats": base64.b64encode(floats.numpy().astype("<f4").tobytes()).decode(),
         "token": list(tokens),
         "gain": (directions @ g).tolist(),

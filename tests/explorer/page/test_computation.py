@@ -279,7 +279,8 @@ def test_a_row_far_longer_than_the_others_is_found(modules):
     given = {"path": "a", "formula": "y", "convention": convention, "layer": 0, "tokens": range(40)}
     found = modules.run(script, site_record(rows=rows, basis=principal_basis(rows), **given))
     lengths = rows.norm(dim=1)
-    assert found["index"] == 7
+    assert (found["index"], found["feature"]) == (7, 3)
+    assert found["share"] == pytest.approx(float((rows[7, 3] / rows[7].norm()) ** 2))
     assert found["times"] == pytest.approx(float(lengths[7] / lengths.sort().values[20]), rel=1e-6)
     rows[7] /= 50
     assert modules.run(script, site_record(rows=rows, basis=principal_basis(rows), **given)) is None

@@ -313,4 +313,5 @@ def test_a_massive_token_is_named_with_its_measured_size(modules: Any, page_data
     rms = rows.square().mean(1).sqrt()
     told = re.search(r"Token “token 4” has rms ([\d.]+), ([\d.]+) times the median row's", found["words"])
     assert float(told[1]) == pytest.approx(float(rms[4]), rel=1e-3)
+    assert re.search(r"feature 2 alone is (100|99\.\d+) % of its squared length, a massive activation", found["words"])
     assert float(told[2]) == pytest.approx(float(rms[4] / rms.sort().values[15]), rel=6e-3)

@@ -59,11 +59,14 @@ const explainedBy = (numbers, divisors) => {
   return [sums[0] / total, sums[1] / total];
 };
 
-/** The longest row, if it is ten times as long as the median row: {index, times: so many times as long}. */
-const giantOf = (rows) => {
+/** The longest row, if it is ten times as long as the median row of one norm: {index, times: so many times as long,
+ * feature, share: what its largest feature holds of its squared length}. */
+const giantOf = (rows, { layers, longest }) => {
+  if (layers) return null;
   const lengths = rows.map((row) => row.length).sort((a, b) => a - b);
   const times = lengths.at(-1) / lengths[Math.floor(lengths.length / 2)];
-  return times > 10 && times < Infinity ? { index: rows.findIndex((row) => row.length === lengths.at(-1)), times } : null;
+  const index = rows.findIndex((row) => row.length === lengths.at(-1));
+  return times > 10 && times < Infinity ? { index, times, ...longest } : null;
 };
 
 /** Colours 0..7: in order of size, or of frequency, where all rare ones are 7. */
@@ -109,7 +112,7 @@ const siteOf = ({ mode, eps, place, colour }, site, tokens) => {
   const norm = { mode, eps, place, gain, bias, normal: [] };
   // As the rows come, and once each is scaled.
   const energies = [numbers.map(() => 1), divisors].map((by) => explainedBy(numbers, by));
-  return { n, raw: stages[0], groups, labels, norm, stages, rows, energies, giant: site.layers ? null : giantOf(rows) };
+  return { n, raw: stages[0], groups, labels, norm, stages, rows, energies, giant: giantOf(rows, site) };
 };
 
 /** Keys, as large as asked for, through a norm without gain and bias; what a query makes of them, and would of keys of

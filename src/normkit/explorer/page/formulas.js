@@ -208,8 +208,9 @@ const projectedWords = ({ n, norm, rows, shown, stages, giant, labels }, stage) 
   const told = words(norm, stage, n, means, sizes, () => "");
   const long =
     giant &&
-    ` Token “${labels[giant.index].trim()}” has rms ${number(rows[giant.index].rms)}, ${number(giant.times, 3)} times the median row's: ` +
-      "a massive activation (Sun et al. 2024), which the norm brings to the length of all others.";
+    ` Token “${labels[giant.index].trim()}” has rms ${number(rows[giant.index].rms)}, ${number(giant.times, 3)} times the median row's; ` +
+      `feature ${giant.feature} alone is ${number(100 * giant.share, 3)} % of its squared length` +
+      `${giant.share > 0.5 ? ", a massive activation (Sun et al. 2024)" : ""}. The norm brings it to the length of all others.`;
   return `${told}${long ?? ""} Drawn are 3 of ${n} coordinates${stage > 2 ? ", the shadow of an ellipsoid" : ""}.`;
 };
 
