@@ -154,11 +154,12 @@ def test_a_batch_norm_that_was_lost(wide, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_batch_norm_of_the_configs_class_that_was_lost():
+@pytest.mark.parametrize("other", [nn.Identity(), nn.InstanceNorm2d(8)], ids=["nothing", "instance norm"])
+def test_a_batch_norm_of_the_configs_class_that_was_lost(other):
     import transformers
 
     config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=2)
     model = transformers.ResNetForImageClassification(config).eval()
-    model.resnet.embedder.embedder.normalization = nn.Identity()
+    model.resnet.embedder.embedder.normalization = other
     found = finding_of(nk.inspect(model, {"pixel_values": torch.randn(2, 3, 32, 32)}), "D3")
     assert (found.severity, found.sites) == ("error", ("resnet.embedder.embedder.normalization",))

@@ -95,7 +95,7 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
         if (type(here[path]) is not type(there[path]) if path in here else path.rpartition(".")[0] in here)
     ]
     # Folding takes nearly all of them out.
-    lost = [path for path in batch_eps if path in here and not hasattr(here[path], "running_mean")]
+    lost = [path for path in batch_eps if path in here and getattr(here[path], "running_mean", None) is None]
     replaced += lost if 2 * len(lost) < len(batch_eps) else []
     own = [path for path in there if path in here and type(here[path]) is type(there[path])]
     # accelerate wraps the forward to read parameters, and keeps the old one beside it.
