@@ -6,21 +6,28 @@ python census/folding.py --check    say whether it is up to date
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from normkit.checkpoint.logits import true_logits
 from normkit.checkpoint.memory import fold
-from normkit.checkpoint.plan import ALL, LIMITS, FoldPlan
+from normkit.checkpoint.opening import open_model
+from normkit.checkpoint.plan import ALL, LIMITS, FoldPlan, Refusal
+from normkit.checkpoint.planning import make_plan
 from normkit.models.family import declared_types
 from pages import settle
 
 # The tiny models are a part of the tests.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from tiny_models import RECIPES, configuration, tiny
+from tiny_models import RECIPES, configuration, norms, tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "folding.md"
 
@@ -35,18 +42,20 @@ family or a tensor that is not declared is an error that names it.
     python census/folding.py --check   # says whether it is up to date
 
 Each row is a tiny model with random weights: gains of both signs and one zero, biases and embeddings with a mean, no
-two sizes alike. All operations are asked for at once, with the head untied.
+two sizes alike. All operations of `--ops all` are asked for at once, with the head untied.
 
 - **gains**, **biases**: those that left their norm, of those that there are; of the biases, "kept" are those that stay
   as b / g, as a reader has none to take them.
 - **centred**: writers whose mean is gone.
 - **RMS**: LayerNorms that became RMSNorms with the same eps, of all LayerNorms.
 - **values**: attentions whose value bias moved behind them.
+- **scale**, **rotate**: whether the residual stream can be halved, and rotated, each asked for alone; of those that can
+  not, the reasons stand below.
 - **error**: the largest difference of a logit in float64, with nothing on the way rounded to less; the logits reach 0.3
   to 10. Given as the next power of ten above it, from 1e-13 on: what is below depends on the order of sums.
 
-| model | gains | biases | centred | RMS | values | error |
-|---|---|---|---|---|---|---|
+| model | gains | biases | centred | RMS | values | scale | rotate | error |
+|---|---|---|---|---|---|---|---|---|
 """
 
 LIMITED = """
@@ -80,10 +89,35 @@ def examined(name: str) -> tuple[str, str]:
     """The row of one model, and what is left of it."""
     model, inputs = tiny(name, tied=False if False in RECIPES[name].ties else None)
     before = true_logits(model, **inputs)
+    streams = {"scale": streamed(model, "scale", halvings=3), "rotate": streamed(without_zero_gains(name), "rotate")}
     plan = fold(model, operations=ALL, untie=True).plan
     error = float((true_logits(model, **inputs) - before).abs().max())
-    cells = (*counts(plan), values(plan), f"< 1e{max(-13, math.ceil(math.log10(error or 1e-13)))}")
-    return f"| {title(name)} | {' | '.join(cells)} |", left(name, plan)
+    cells = (
+        *counts(plan),
+        values(plan),
+        *("no" if each else "yes" for each in streams.values()),
+        f"< 1e{max(-13, math.ceil(math.log10(error or 1e-13)))}",
+    )
+    refused = dataclasses.replace(plan, refusals=(*plan.refusals, *itertools.chain(*streams.values())))
+    return f"| {title(name)} | {' | '.join(cells)} |", left(name, refused)
+
+
+def without_zero_gains(name: str) -> Any:
+    """The model of a recipe; a gain of zero beside a bias cannot leave a norm whose reader has no bias."""
+    model, _ = tiny(name, tied=False if False in RECIPES[name].ties else None)
+    with torch.no_grad():
+        for norm in norms(model).values():
+            if getattr(norm, "weight", None) is not None:
+                norm.weight += 0.1 * (norm.weight == (-1.0 if type(norm).__name__.startswith("Gemma") else 0.0))
+    return model
+
+
+def streamed(model: Any, operation: str, **options: int) -> tuple[Refusal, ...]:
+    """Why the residual stream of a model cannot be scaled or rotated; nothing if it can."""
+    opened = open_model(model)
+    heads = {attention.name for attention in opened.graph.attentions}
+    refusals = make_plan(opened, operations=[operation], untie=True, **options).refusals
+    return tuple(each for each in refusals if each.operation == operation and each.place not in heads)
 
 
 def title(name: str) -> str:

@@ -10,11 +10,13 @@ from folding_cases import BAR, difference, reasons, results
 from normkit.checkpoint import fold, verify
 from normkit.checkpoint.affine import expected_rounding
 from normkit.checkpoint.loading import load
+from normkit.checkpoint.logits import true_logits
 from normkit.checkpoint.matrices import factors
 from normkit.checkpoint.memory import fold as fold_model
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import Gain
 from normkit.errors import InputError
+from normkit.measurement.texts import from_random_ids
 from planned_models import edits_of, model_of, plan_of
 from tiny_models import tiny
 
@@ -123,3 +125,16 @@ def test_the_rounding_of_folded_gains_is_foretold(dtype):
     assert count == sum(before[edit.name].numel() for edit in plan.edits if edit.relation == "product")
     assert expected == pytest.approx((lost / total) ** 0.5, rel=1e-6)
     assert expected_rounding(plan_of(model, "exponent").edits, source)[0] == 0.0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smollm2", "gemma3"])
+def test_trained_models_in_bfloat16_compute_the_same_to_the_last_bit(name, real_models, tmp_path):
+    fold(real_models / name, tmp_path / "folded", operations=["exponent"], untie=True, threads=2)
+    assert failed(verify(real_models / name, tmp_path / "folded", threads=2)) == {}
+    batch = from_random_ids(load(real_models / name), length=32, max_tokens=64, batch_size=2).batches[0]
+    logits = [
+        true_logits(load(folder, dtype="float64"), **batch) for folder in (real_models / name, tmp_path / "folded")
+    ]
+    assert torch.equal(*logits)

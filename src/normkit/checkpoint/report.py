@@ -144,14 +144,18 @@ def norm_mappings(graph: Graph) -> dict[str, list[dict[str, Any]]]:
     everything = [norm.name for norm in graph.norms] + [linear.name for linear in graph.linears]
 
     def expressions(names: Iterable[str]) -> list[str]:
-        """One for each kind of name; with any index where all names of the kind are among them, else with theirs."""
+        """One for each kind of name; with any index where all of the kind are among them, else with theirs."""
         alike = dict.fromkeys(pattern(name) for name in names)
         made = []
         for kind in alike:
             held, others = ([name for name in group if pattern(name) == kind] for group in (names, everything))
             indices = zip(*([part for part in name.split(".") if part.isdigit()] for name in held), strict=True)
+            # A module without a gain may have the name, in a layer that lacks the norm.
             places = (
-                r"\d+" if set(held) == set(others) else f"({'|'.join(dict.fromkeys(column))})" for column in indices
+                r"\d+"
+                if set(held) == set(others) and {*column} == {str(at) for at in range(len({*column}))}
+                else f"({'|'.join(dict.fromkeys(column))})"
+                for column in indices
             )
             parts = (next(places) if part == "*" else re.escape(part) for part in kind.split("."))
             made.append("re:^" + r"\.".join(parts) + "$")
