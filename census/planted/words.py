@@ -1,0 +1,41 @@
+"""Patterns that a finding matches if it names a fault; each is tried on title, measure and evidence."""
+
+LOST = (
+    r"(never|not) loaded|fresh|re-?initiali|missing from|not in the (file|checkpoint)|no tensor"
+    r"|all (gains )?(are )?1\b|exactly 1\b|untrained"
+)
+COPY = r"copy|same gains|equal to those"
+PLACE = (
+    r"after the (residual|addition|norm)|post-norm|pre-norm|placement|norms? (sits?|stands?)|norms elsewhere|declared"
+)
+MISSING = r"missing|no norm|without (a )?norm|not normali|has none|lacks"
+DOUBLE = r"twice|doubl|two norms|in a row|already normali|directly behind"
+EPS = r"\beps"
+AXIS = (
+    r"\baxis|\baxes|over (the )?(tokens|batch|time|samples|places|pixels|patches|positions|rows|other)"
+    r"|wrong rows|depends? on (the )?other"
+)
+DIVISOR = r"n - 1|divisor|correction|unbiased|by n\b"
+ROOT = r"root|power|std|outside"
+CENTRE = r"centr|\bmeans? (is|are|of the rows)|mean is not"
+STATISTICS = r"statistic|running|stored (mean|variance)|batch norm"
+LIVE = r"batch statistic|statistics of the batch|eval|depends on (the )?(batch|other)|not the stored|running"
+GROUPS = r"\bgroups?\b"
+MODULATION = r"modulat|1 \+ scale|\bscale\b|\bshift\b|condition|adaptive|timestep"
+DEAD = r"dead|adds? (almost )?nothing|zero|\b0\b|no effect|collaps"
+OFFSET = r"offset|1 \+|\+ 1|the 1\b|add(ed|s) (twice|1)|near 0|around 0|near 2"
+BIAS = r"\bbias|\bbeta|\boffsets?"
+GAIN = r"\bgain|\bgamma"
+CAST = r"\bcast|bfloat16|float16|16[- ]bit|precision|rounding|dtype"
+SPREAD = r"far above|far below|out of scale|outl|large gain|times (as|the)|scale"
+MOMENTUM = r"momentum"
+DATA = r"\bdata\b|input|images|pixel|range|signal|amplitude|silen|repeated|padding|padded"
+FINITE = r"nan|infinit|overflow|not finite|non-finite"
+DECAY = r"decay"
+FROZEN = r"froz|frozen|requires_grad|no optimizer|not updated|does not (move|train|learn)"
+SMALL = r"batch of|batch size|few|samples? per|small batch|too little"
+PADDING = r"padd|mask|zeros?"
+EMBEDDING = r"position|embedding"
+SHARED = r"shared|same module|one module|two places"
+DROPOUT = r"dropout"
+EVERYTHING = r"."
