@@ -137,7 +137,7 @@ def start_up(
                 with undisturbed(model):
                     recorder.rehearse(caller(model, small))
                 observer = verify(ranks, recorder.tables["rows"].device)
-                if not structure.sites:
+                if not structure.sites and not recorder.batch_norms.sites:
                     remarks.append(
                         "the model has no norm that a spec describes; loss, gradients and updates are watched"
                     )
