@@ -4,7 +4,6 @@ import { normals, uniform } from "explorer/random.js";
 
 const [WIDTH, ROWS, EPS] = [64, 32, 1e-5];
 const SIZE = ROWS * WIDTH;
-const LEVELS = [0.05, 0.95];
 // h becomes after(h + branch(f(before(h)))), with norms of rows (LayerNorm, or RMSNorm, which takes no mean off)
 // or of columns (BatchNorm).
 const ARMS = { none: {}, post: { after: "rows" }, pre: { before: "rows" }, rms: { before: "rms" }, batch: { branch: "columns" } };
@@ -151,53 +150,13 @@ const add = (a, b) => {
   return a;
 };
 
-const rmsOf = (values) => {
-  let square = 0;
-  for (let i = 0; i < SIZE; i += 1) square += values[i] * values[i];
-  return Math.sqrt(square / SIZE);
-};
-
-/** Brings the k-th smallest value to place k, with none larger before it and none smaller after it. */
-const select = (values, k) => {
-  let [low, high] = [0, values.length - 1];
-  while (low < high) {
-    const pivot = values[(low + high) >> 1];
-    let [i, j] = [low, high];
-    while (i <= j) {
-      while (values[i] < pivot) i += 1;
-      while (values[j] > pivot) j -= 1;
-      if (i <= j) {
-        const value = values[i];
-        values[i] = values[j];
-        values[j] = value;
-        i += 1;
-        j -= 1;
-      }
-    }
-    if (k <= j) high = j;
-    else if (k >= i) low = i;
-    else return values[k];
-  }
-  return values[k];
-};
-
-/** Size, mean, and the quantiles of |h|, without sorting it, which took a fifth of the time of a stack. */
-const describe = (h) => {
-  const sizes = new Float64Array(SIZE);
-  let [total, known] = [0, true];
+const sizesOf = (h) => {
+  let [total, square] = [0, 0];
   for (let i = 0; i < SIZE; i += 1) {
     total += h[i];
-    sizes[i] = Math.abs(h[i]);
-    known &&= sizes[i] >= 0;
+    square += h[i] * h[i];
   }
-  const quantiles = LEVELS.map((level) => {
-    const place = level * (SIZE - 1);
-    const below = select(sizes, Math.floor(place));
-    let above = Infinity;
-    for (let i = Math.ceil(place); i < SIZE; i += 1) if (sizes[i] < above) above = sizes[i];
-    return below + (place % 1) * (above - below);
-  });
-  return { rms: rmsOf(h), mean: total / SIZE, quantiles: known ? quantiles : LEVELS.map(() => NaN) };
+  return { rms: Math.sqrt(square / SIZE), mean: total / SIZE };
 };
 
 /** The signals of the arms, layer by layer; kept, so that a stack of another depth goes on from them. */
@@ -205,7 +164,7 @@ let forward = {};
 const signalsOf = ({ depth, spread, residual, seed }) => {
   const { input, layers } = draw(seed, depth);
   if (forward.seed !== seed || forward.spread !== spread || forward.residual !== residual) {
-    const arms = Object.keys(ARMS).map((arm) => [arm, { backs: [], found: [describe(input)], stretches: [], last: input }]);
+    const arms = Object.keys(ARMS).map((arm) => [arm, { backs: [], found: [sizesOf(input)], stretches: [], last: input }]);
     forward = { seed, spread, residual, arms: Object.fromEntries(arms), count: 0 };
   }
   for (; forward.count < depth; forward.count += 1) {
@@ -222,7 +181,7 @@ const advance = (arm, matrix, { before, branch, after }, residual) => {
   const second = normalize(inner, branch);
   const third = normalize(residual ? add(arm.last.slice(), second.output) : second.output, after);
   arm.last = third.output;
-  arm.found.push(describe(third.output));
+  arm.found.push(sizesOf(third.output));
   arm.stretches.push(first.stretch * second.stretch * third.stretch);
   arm.backs.push((gradient) => {
     const arriving = third.back(gradient);
@@ -233,20 +192,20 @@ const advance = (arm, matrix, { before, branch, after }, residual) => {
 
 /**
  * Five stacks of the same layers: no norm, Post-LN, Pre-LN, Pre-RMSNorm, BatchNorm in the branch; without the residual, `h +` goes.
- * Each {rms, mean, gradient, quantiles} by layer 0..depth: of h, of dloss/dh (rms), and of |h| (5 % and 95 %); stretch: by
- * how much its norms multiply what passes, the geometric mean over its layers of the rms of 1 / s. What overflows is Infinity, then NaN, as in PyTorch.
+ * Each {rms, mean, gradient} by layer 0..depth: of h and of dloss/dh (rms); stretch: by how much its norms multiply what
+ * passes, the geometric mean over its layers of the rms of 1 / s. What overflows is Infinity, then NaN, as in PyTorch.
  */
 export const stack = (options) => {
   const { depth, seed } = options;
   return Object.fromEntries(
     Object.entries(signalsOf(options)).map(([name, { backs, found, stretches }]) => {
       let gradient = draw(seed, depth).readout;
-      const gradients = [rmsOf(gradient)];
-      for (const back of backs.slice(0, depth).reverse()) gradients.unshift(rmsOf((gradient = back(gradient))));
+      const gradients = [sizesOf(gradient).rms];
+      for (const back of backs.slice(0, depth).reverse()) gradients.unshift(sizesOf((gradient = back(gradient))).rms);
       const of = (key) => found.slice(0, depth + 1).map((layer) => layer[key]);
       const logs = stretches.slice(0, depth).reduce((sum, value) => sum + Math.log(value), 0);
       const stretch = Math.exp(logs / depth);
-      return [name, { rms: of("rms"), mean: of("mean"), gradient: gradients, quantiles: of("quantiles"), stretch }];
+      return [name, { rms: of("rms"), mean: of("mean"), gradient: gradients, stretch }];
     }),
   );
 };

@@ -83,8 +83,6 @@ function panel(arm, axis, { stage: t, layer }, box) {
     ...style,
   });
   const [ahead, back] = [Math.min(1, t / 2) * depth, depth * Math.min(1, 2 - t / 2)];
-  const quantile = (k) => arm.quantiles.map((row) => row[k]);
-  const [low, high] = [0, 1].map((k) => path(quantile(k), axis, 0, ahead));
   const out = [];
   out.push(text(left, bottom + 15, "layer 0"), text(x(depth) - 6, bottom + 15, `${depth}`));
   for (let exponent = axis.low; exponent <= axis.high; exponent++) {
@@ -103,7 +101,6 @@ function panel(arm, axis, { stage: t, layer }, box) {
     out.push(text(left - 6, y(share), power(exponent), "muted", { anchor: "end" }));
   }
   out.push({ type: "clip", x: left, y: top, width: width + 2, height: tall });
-  out.push({ ...line([...high, ...low.reverse()], "accent", { alpha: 0.14 }), type: "polygon" });
   for (const { key, colour, dash } of SERIES) {
     const [from, to] = key === "gradient" ? [back, depth] : [0, ahead];
     out.push(line(path(arm[key], axis, 0, depth), colour, { dash, alpha: 0.4 }));
