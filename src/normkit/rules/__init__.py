@@ -82,6 +82,8 @@ RULES: tuple[Rule, ...] = tuple(
 _NOUNS: dict[Subject, str] = {
     "norms": "norm that a spec describes",
     "other norms": "other norm",
+    "batch norms": "batch norm",
+    "adaptive norms": "adaptive norm",
     "blocks": "repeated block",
     "attentions": "attention call",
     "run": "training run",

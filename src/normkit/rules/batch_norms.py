@@ -42,7 +42,7 @@ NO_STATISTICS = NotChecked("no batch norm has gathered statistics and was fed wi
         "with trained weights, pass some batches through in training mode to gather statistics",
     ),
     confirm="after one step, num_batches_tracked must be 1",
-    looks_at=("norms", "other norms"),
+    looks_at=("batch norms",),
 )
 def no_statistics(facts: Facts) -> Outcome:
     """Batch norms whose statistics no batch has ever entered."""
@@ -89,7 +89,7 @@ def no_statistics(facts: Facts) -> Outcome:
     ),
     confirm="the loss of the same batch in training mode and in evaluation mode",
     follows=("C8", "C10"),
-    looks_at=("norms", "other norms"),
+    looks_at=("batch norms",),
     is_of_text=True,
 )
 def other_statistics(facts: Facts) -> Outcome:
@@ -143,7 +143,7 @@ def other_statistics(facts: Facts) -> Outcome:
         "gather the statistics again afterwards: torch.optim.swa_utils.update_bn(loader, model)",
     ),
     confirm="after one batch in training mode, running_mean is nearly the one that it was before",
-    looks_at=("norms", "other norms"),
+    looks_at=("batch norms",),
 )
 def last_batch_only(facts: Facts) -> Outcome:
     """The share of its running mean that a batch norm replaces with one batch, observed on a copy."""
@@ -183,7 +183,7 @@ def _is_of_class(norm: BatchNorm, facts: Facts) -> bool:
         "or replace them by torchvision.ops.FrozenBatchNorm2d",
     ),
     confirm="running_mean before and after a step: of a frozen batch norm it must not change",
-    looks_at=("norms", "other norms"),
+    looks_at=("batch norms",),
 )
 def half_frozen(facts: Facts) -> Outcome:
     """Gain and bias against the mode, as both are at the report of a run."""
@@ -223,7 +223,7 @@ def half_frozen(facts: Facts) -> Outcome:
     ),
     confirm="the gain, and running_var, of the named norms",
     follows=("C8",),
-    looks_at=("norms", "other norms"),
+    looks_at=("batch norms",),
 )
 def nothing_through(facts: Facts) -> Outcome:
     """Gains of exactly 0 and channels without a variance."""

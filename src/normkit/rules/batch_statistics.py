@@ -50,7 +50,7 @@ NO_PAUSE = NotChecked("no run is interrupted to evaluate: nk.inspect tells, on a
     ),
     confirm="the loss of the same batch in training mode and in evaluation mode, dropout off in both",
     follows=("C8", "C9", "C10", "C14", "C16"),
-    looks_at=("norms", "other norms"),
+    looks_at=("batch norms",),
     is_of_text=True,
 )
 def other_output(facts: Facts) -> Outcome:
@@ -100,7 +100,7 @@ def other_output(facts: Facts) -> Outcome:
         "where the other eps is meant, write it into an intent file",
     ),
     confirm="nk.identify(module, shape).readings['batch'].value['eps']; running_var beside it",
-    looks_at=("norms", "other norms"),
+    looks_at=("batch norms",),
 )
 def other_eps(facts: Facts) -> Outcome:
     """The eps that each batch norm acts with, against the one that is meant, at its own running variances."""
@@ -157,7 +157,7 @@ def _meant_eps(norm: BatchNorm, facts: Facts) -> tuple[float | None, str]:
         "if the weights were trained this way, keep it: the difference is that of the given size",
     ),
     confirm="running_var after one batch with momentum=1, beside x.var(unbiased=True)",
-    looks_at=("norms", "other norms"),
+    looks_at=("batch norms",),
 )
 def other_divisor(facts: Facts) -> Outcome:
     """What a batch adds to the running variance, and what it is divided by, as tried on a copy."""
@@ -205,7 +205,7 @@ def _count(correction: float) -> str:
         "dropout modules in evaluation mode)",
     ),
     confirm="running_var beside the variance that enters in evaluation mode",
-    looks_at=("norms", "other norms"),
+    looks_at=("batch norms",),
 )
 def variance_shift(facts: Facts) -> Outcome:
     """The variance that enters each batch norm with dropout on, against that with dropout off."""
@@ -244,7 +244,7 @@ def variance_shift(facts: Facts) -> Outcome:
         "draw samples without repetition, and drop the last batch in place of filling it up",
     ),
     confirm="running_mean after the same samples with twice the padding",
-    looks_at=("norms", "other norms"),
+    looks_at=("batch norms",),
 )
 def counted_padding(facts: Facts) -> Outcome:
     """Rows under a mask, and samples that come twice, in what batch norms were fed with."""

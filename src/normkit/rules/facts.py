@@ -23,8 +23,9 @@ from normkit.measurement.row_leakage import Leak
 from normkit.measurement.training import Training
 from normkit.spec import NormSpec
 
-Subject = Literal["norms", "other norms", "blocks", "attentions", "run"]
-"""The subjects of rules: norms that a spec describes, other norms, repeated blocks, attention calls, a run."""
+Subject = Literal["norms", "other norms", "batch norms", "adaptive norms", "blocks", "attentions", "run"]
+"""The subjects of rules: norms that a spec describes, other norms and two kinds of these, blocks, attention calls, a
+run."""
 
 # A window of a text has dozens; a repeated token, a few and the special tokens around it.
 _FEW_TOKENS = 8
@@ -96,6 +97,10 @@ class Facts:
                 return bool(self.sites)
             case "other norms":
                 return bool(self.others)
+            case "batch norms":
+                return bool(self.batch_norms)
+            case "adaptive norms":
+                return bool(self.modulations)
             case "blocks":
                 return bool(self.blocks)
             case "attentions":

@@ -35,7 +35,7 @@ NO_CONDITION = NotChecked("no sample of the batch differs from another in a cond
         "where scale itself is meant to be around 1, start the bias of the layer that makes it at 1",
     ),
     confirm="the mean of what the norm's output is multiplied by, over samples and channels",
-    looks_at=("norms",),
+    looks_at=("adaptive norms",),
 )
 def lost_one(facts: Facts) -> Outcome:
     """Factors that vary with the condition and are not around 1."""
@@ -76,7 +76,7 @@ def lost_one(facts: Facts) -> Outcome:
         "check that the condition's embedding differs between timesteps, and that the checkpoint's keys are all loaded",
     ),
     confirm="the output of the layer that makes scale and shift, for two timesteps",
-    looks_at=("norms",),
+    looks_at=("adaptive norms",),
 )
 def collapsed(facts: Facts) -> Outcome:
     """Norms whose factor and shift are the same for all conditions."""

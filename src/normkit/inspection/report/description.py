@@ -217,7 +217,8 @@ def _stage(step: WalkStep) -> Section:
 
 
 def _verdict(inspection: Inspection, run: Section | None) -> Verdict:
-    tally = f"{', '.join(outcome.title for outcome in _outcomes(inspection) if outcome.gist != 'finding')}."
+    told = [outcome.title for outcome in _outcomes(inspection) if outcome.gist not in ("finding", "not applicable")]
+    tally = f"{', '.join(told)}."
     counts = Counter(finding.severity for finding in inspection.findings)
     if faults := counts["error"] + counts["warning"]:
         more = f", and {counted(faults - 1, 'more fault')}" if faults > 1 else ""
