@@ -233,3 +233,22 @@ def test_cast_orders_that_no_program_gives_are_not_checked(models, inspected):
     checks = {check.rule: check for check in inspected(model).checks}
     assert checks["E1"].status == "not checked"
     assert PATH in checks["E1"].reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("names", "rules"), [((), ()), (("weight", "bias"), ("B11", "B12")), (("bias",), ("B12",))])
+def test_parameters_that_a_norm_holds_and_never_applies(models, inspected, names, rules):
+    class Partly(nn.LayerNorm):
+        """Without a config nothing else tells that these parameters were meant to act."""
+
+        def forward(self, x):
+            held = {name: None if name in names else getattr(self, name) for name in ("weight", "bias")}
+            return F.layer_norm(x, self.normalized_shape, **held, eps=self.eps)
+
+    model = models.train(models.plain())
+    model.blocks[1].norm_1 = Partly(64)
+    model.train(False)
+    found = [each for each in inspected(models.train(model)).findings if each.rule in ("B11", "B12")]
+    assert [(each.rule, each.severity, each.sites) for each in found] == [
+        (rule, "error", ("blocks.1.norm_1",)) for rule in rules
+    ]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2Model
 
+import normkit as nk
+from helpers import finding_of
 from normkit.inspection.result import infer
 
 
@@ -230,3 +233,56 @@ def test_a_single_block_that_is_placed_unlike_all_others(models, inspected, find
     found = finding(inspected(model), "D2")
     assert (found.severity, found.sites) == ("warning", ("blocks.2",))
     assert found.evidence[0].startswith("blocks.2: placed as post-norm, the 3 other blocks as pre-norm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("block", "change", "severity"),
+    [(1, "identity", "warning"), (2, None, "warning"), (0, "identity", "note"), (1, "uncalled", "warning")],
+)
+def test_a_norm_that_all_other_blocks_have(models, inspected, block, change, severity):
+    model = models.plain()
+    assert finding_of(inspected(model), "D3") is None
+    chosen = model.blocks[block]
+    if change == "uncalled":
+        chosen.forward = lambda x: x + chosen.mlp(chosen.norm_1(x))
+    elif change == "identity":
+        chosen.norm_2 = nn.Identity()
+    else:
+        chosen.norm_2, chosen.forward = None, lambda x: x + chosen.mlp(chosen.norm_1(x))
+    found = finding_of(inspected(model), "D3")
+    assert (found.severity, found.sites) == (severity, (f"blocks.{block}.norm_2",))
+    assert found.evidence[0].endswith("one runs in each of 2 other modules of its class")
+
+
+class Cells(nn.Module):
+    """A recurrence of two cells, the norm of the second of which may be left out."""
+
+    def __init__(self, last=None):
+        super().__init__()
+        self.cells = nn.ModuleList(Cell(last if index else None) for index in range(2))
+
+    def forward(self, x):
+        state = torch.zeros(len(x), 16)
+        for step in x.unbind(1):
+            for cell in self.cells:
+                state = cell(step, state)
+        return state
+
+
+class Cell(nn.Module):
+    def __init__(self, norm=None):
+        super().__init__()
+        self.enter, self.back, self.norm = nn.Linear(16, 16), nn.Linear(16, 16), norm or nn.LayerNorm(16)
+
+    def forward(self, x, state):
+        return torch.tanh(self.norm(self.enter(x) + self.back(state)))
+
+
+def test_a_norm_that_one_of_two_cells_lacks():
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    assert finding_of(nk.inspect(Cells(), x), "D3") is None
+    found = finding_of(nk.inspect(Cells(nn.Identity()), x), "D3")
+    assert (found.severity, found.sites) == ("note", ("cells.1.norm",))
+    # A cell that another kind of module completes is not compared.
+    assert finding_of(nk.inspect(Cells(nn.Tanh()), x), "D3") is None

@@ -253,3 +253,33 @@ def test_a_steady_norm_and_modules_that_are_none_are_left_alone(models, inspecte
     model = models.plain()
     setattr(model.blocks[1], path, module)
     assert finding_of(inspected(model), "D6") is None
+
+
+def test_a_norm_that_is_called_on_its_own_output(models, inspected):
+    """The stock model keeps its wiring; what is behind it calls the final norm once more."""
+
+    class Head(nn.Module):
+        def __init__(self, norm, head):
+            super().__init__()
+            self.norm, self.head = norm, head
+
+        def forward(self, x):
+            return self.head(self.norm(x))
+
+    model = models.train(models.tiny("GPT2"))
+    assert finding_of(inspected(model), "D5") is None
+    model.lm_head = Head(model.transformer.ln_f, model.lm_head)
+    found = finding_of(inspected(model), "D5")
+    assert (found.severity, found.sites) == ("error", ("transformer.ln_f",))
+    assert "one norm is applied twice in a row" in found.evidence[0]
+
+
+def test_a_norm_that_computes_twice(models, inspected):
+    class Twice(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(super().forward(x))
+
+    model = models.train(models.plain())
+    model.norm = Twice(WIDTH)
+    found = finding_of(inspected(models.train(model)), "D5")
+    assert (found.severity, "it is applied twice" in found.evidence[0]) == ("error", True)

@@ -181,6 +181,9 @@ def facts_of(
             "unread": structure.unread,
             "constant": structure.constant,
             "input_hooks": structure.input_hooks,
+            "in_a_row": structure.in_a_row,
+            "omissions": structure.omissions,
+            "idle": structure.idle,
         }
     facts = ModelFacts(
         name=name or type(model).__name__,

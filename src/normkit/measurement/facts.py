@@ -6,6 +6,7 @@ Frozen values with numbers of Python, never a tensor.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,11 @@ from normkit.spec import NormSpec
 
 Role = Literal["pre", "post", "output", "query-key", "embedding", "final", "unknown"]
 Placement = Literal["pre", "post", "peri", "output-only", "none", "residual-after-norm", "unknown"]
+
+
+def place_of(path: str) -> str:
+    """The path with its numbers left out: the same for norms of one name in all blocks."""
+    return re.sub(r"\d+", "", path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Norms that another code than their own acts on, and norms that serve several places.
+"""Norms that another code than their own acts on, that serve several places, that are left out, or that hold too much.
 
 A replaced forward, or a pre-hook that changes the input. A kernel in place of a library's code is legitimate, so it is
 only reported. The kernel itself is judged by the spec that is declared for the class that it replaces.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from normkit.identification.sharding import local
-from normkit.identification.sites import NormSite
-from normkit.identification.tracing import first_tensor
+from normkit.identification.sharding import is_elsewhere, local
+from normkit.identification.sites import NormSite, OtherNorm
+from normkit.identification.state import same, undisturbed
+from normkit.identification.tracing import Trace, first_output, first_tensor
+from normkit.measurement.facts import place_of
 from normkit.models import norm_classes
 
 if TYPE_CHECKING:
@@ -233,3 +236,110 @@ def _usual_calls(model: nn.Module, site: NormSite, calls: Mapping[str, int]) -> 
         if any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     )
     return max(around, *in_a_recurrence, 1)
+
+
+def applied_to_own_output(model: nn.Module, paths: Collection[str], run: Callable[[], object]) -> frozenset[str]:
+    """The norms that are called on rows that their own call before returned, bit for bit.
+
+    `run` calls the model on a small input; it is not called without a path.
+    """
+    left: dict[str, set[bytes]] = {}
+    found = set()
+
+    def note(
+        path: str, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object
+    ) -> None:
+        x, y = first_tensor(args, kwargs), first_output(output)
+        if x is None or y is None:
+            return
+        entered = _rows_of(x)
+        # A row of zeros leaves as zeros without a norm having had any part in it.
+        if path in left and entered and entered <= left[path] and bool(x.any()):
+            found.add(path)
+        left[path] = _rows_of(y)
+
+    if paths:
+        with ExitStack() as hooks:
+            for path in paths:
+                handle = model.get_submodule(path).register_forward_hook(partial(note, path), with_kwargs=True)
+                hooks.callback(handle.remove)
+            run()
+    return frozenset(found)
+
+
+def _rows_of(x: Tensor) -> set[bytes]:
+    rows = local(x.detach()).float().cpu()
+    return {row.numpy().tobytes() for row in rows.reshape(-1, rows.shape[-1])} if rows.numel() else set()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Omission:
+    """A norm that runs in all modules of one class at one place but one."""
+
+    path: str
+    """Where it would run."""
+    others: int
+    """Modules in which it runs."""
+    is_uncalled: bool
+    """It is there and never called; else the identity or nothing is in its place."""
+    is_first: bool
+    """The module without it is the first of them."""
+
+
+def find_omissions(
+    model: nn.Module, trace: Trace, sites: Sequence[NormSite], others: Sequence[OtherNorm]
+) -> tuple[Omission, ...]:
+    """The norms that run in all called modules of one class but one, where these have one path but for its numbers."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    called = {call.path for call in trace.modules}
+    norms = {other.path for other in others} | {site.path for site in sites}
+    running = {id(modules[path]) for path in norms if path in modules}
+    calling_functions = {site.parent for site in sites if site.module is None}
+    alike: dict[tuple[type, str], list[str]] = defaultdict(list)
+    for path in modules:
+        if path in called:
+            alike[type(modules[path]), place_of(path)].append(path)
+    found = []
+    for members in alike.values():
+        for name in dict.fromkeys(name for path in members for name, _ in modules[path].named_children()):
+            there = {path: modules.get(f"{path}.{name}") for path in members}
+            kinds = {type(module) for module in there.values() if id(module) in running}
+            odd = [path for path, module in there.items() if id(module) not in running]
+            if len(members) < 2 or len(odd) != 1 or odd[0] in calling_functions:
+                continue
+            missing, path = there[odd[0]], f"{odd[0]}.{name}"
+            is_uncalled = type(missing) in kinds and path not in called
+            # Another module in its place may normalize in a way that was not recognised.
+            if missing is None or isinstance(missing, nn.Identity) or is_uncalled:
+                is_first = odd[0] == members[0]
+                found.append(Omission(path=path, others=len(members) - 1, is_uncalled=is_uncalled, is_first=is_first))
+    return tuple(found)
+
+
+def idle_parameters(sites: Sequence[NormSite]) -> dict[str, tuple[str, ...]]:
+    """Names of the parameters of norms that change no output, by path: each is replaced by other numbers in a call."""
+    found = {}
+    for site in sites:
+        module = site.module
+        own = {} if module is None else dict(module.named_parameters())
+        # Parameters that all act need no call.
+        if module is None or len(own) <= site.spec.has_weight + site.spec.has_bias:
+            continue
+        if any(is_elsewhere(parameter) or not parameter.is_floating_point() for parameter in own.values()):
+            continue
+        device = next(iter(own.values())).device
+        try:
+            with undisturbed(), torch.no_grad():
+                x = torch.randn(site.passport.shape).to(device, getattr(torch, site.passport.dtype))
+                before = first_output(module(x))
+                after = {
+                    name: first_output(functional_call(module, {name: parameter + torch.rand_like(parameter) + 0.5}, x))
+                    for name, parameter in own.items()
+                }
+        # Any third-party forward runs here.
+        except Exception:
+            continue
+        names = [name for name, y in after.items() if before is not None and y is not None and same(before, y)]
+        if names:
+            found[site.path] = tuple(names)
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,14 @@ from normkit.measurement.effects import Effects, HandwrittenNorm
 from normkit.measurement.facts import Placement, Role
 from normkit.measurement.hooks import every_module
 from normkit.measurement.layout import BlockCall, Layout, find_blocks, layout_of
-from normkit.measurement.patches import InputHook, changed_inputs
+from normkit.measurement.patches import (
+    InputHook,
+    Omission,
+    applied_to_own_output,
+    changed_inputs,
+    find_omissions,
+    idle_parameters,
+)
 
 # Cosine above which an added branch is the output of one part, up to rounding.
 _ADDED = 0.999
@@ -161,6 +168,12 @@ class Structure:
     """Branches in blocks that add the same vector to every row."""
     input_hooks: tuple[InputHook, ...] = ()
     """Norms whose input is changed by a hook before it comes in."""
+    in_a_row: frozenset[str] = frozenset()
+    """Norms that are called on their own output."""
+    omissions: tuple[Omission, ...] = ()
+    """Norms that run in all like modules but one."""
+    idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the parameters of norms that change no output, by path of the norm."""
 
     def layout(self, *, is_pooled: bool) -> Layout:
         """The lines in the tables of what is measured of this model, as `layout_of` has them."""
@@ -194,8 +207,9 @@ def survey(
         effects = Effects(norms, unspecified)
         with effects.watching(model):
             output = run()
+        calls = Counter(call.path for call in called.modules)
+        in_a_row = applied_to_own_output(model, [path for path in norms if calls[path] > 1], run)
         unread, handwritten = effects.unread(model, output, run), effects.handwritten(model, run)
-    calls = Counter(call.path for call in called.modules)
     return Structure(
         called=called,
         sites=sites,
@@ -210,4 +224,7 @@ def survey(
         unread=unread,
         constant=effects.constant(blocks),
         input_hooks=hooked,
+        in_a_row=in_a_row,
+        omissions=find_omissions(model, called, sites, others),
+        idle=idle_parameters(sites),
     )

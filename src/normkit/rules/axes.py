@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from normkit.conventions.rows import Rows
 from normkit.identification.passport import Passport
-from normkit.measurement.facts import Site
-from normkit.rules.facts import Facts, place_of
+from normkit.measurement.facts import Site, place_of
+from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
 from normkit.rules.rule import NO_BASELINE, Case, Outcome, Rule, hit
 from normkit.text import counted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +14,10 @@ from normkit.identification.sites import OtherNorm
 from normkit.measurement.baseline import Baseline, DeclaredNorm
 from normkit.measurement.batch_norms import ModeChange
 from normkit.measurement.effects import HandwrittenNorm
-from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, Site, Spectrum
+from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, Site, Spectrum, place_of
 from normkit.measurement.intent import Intent
 from normkit.measurement.modulation import Modulation
-from normkit.measurement.patches import InputHook, Patch, Sharing
+from normkit.measurement.patches import InputHook, Omission, Patch, Sharing
 from normkit.measurement.row_leakage import Leak
 from normkit.measurement.training import Training
 from normkit.spec import NormSpec
@@ -89,6 +88,12 @@ class Facts:
     """Branches in blocks that add the same vector to every row."""
     input_hooks: tuple[InputHook, ...] = ()
     """Norms whose input is changed by a hook before it comes in."""
+    in_a_row: frozenset[str] = frozenset()
+    """Norms that are called on their own output."""
+    omissions: tuple[Omission, ...] = ()
+    """Norms that run in all like modules but one."""
+    idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Parameters of norms that change no output: their names, by path of the norm."""
 
     def has(self, subject: Subject) -> bool:
         """There is one to look at."""
@@ -227,11 +232,6 @@ class Majority:
         """The source of the formula, in words."""
         number = f"{self.agreeing}" if self.agreeing == self.others else f"{self.agreeing} of {self.others}"
         return f"the majority of the norms like it ({number})"
-
-
-def place_of(path: str) -> str:
-    """The path with its numbers left out: the same for norms of one name in all blocks."""
-    return re.sub(r"\d+", "", path)
 
 
 def majorities(sites: Collection[Site], unrecognised: Iterable[str], open_at: Collection[str]) -> dict[str, Majority]:

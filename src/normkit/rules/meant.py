@@ -13,7 +13,7 @@ from normkit.identification.passport import CONVENTIONS, Passport
 from normkit.measurement.facts import Site, Spectrum
 from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
-from normkit.rules.rule import NO_INTENT, Case, NotChecked, Outcome, Rule, hit, worst
+from normkit.rules.rule import NO_INTENT, Case, Hit, NotChecked, Outcome, Rule, hit, worst
 from normkit.rules.scale import HARMFUL, ROUNDING, severity_of
 from normkit.spec import NormSpec
 from normkit.text import counted, percent
@@ -180,7 +180,10 @@ def other_length(facts: Facts) -> Outcome:
     id="B11",
     title="A gain is not applied, or is one too many",
     severity="error",
-    threshold=f"a gain where the norm {_MEANT} has none (a note while it is 1), or the reverse (error)",
+    threshold=(
+        f"a gain where the norm {_MEANT} has none (a note while it is 1), or the reverse (error); a parameter of a "
+        "norm that changes no output (error)"
+    ),
     source="torch.nn.LayerNorm(elementwise_affine=False); Ba et al. 2016, arXiv:1607.06450",
     why=(
         "A norm that never multiplies by its gain gives every feature the same weight. Loading does not fail: the "
@@ -200,14 +203,18 @@ def gain_presence(facts: Facts) -> Outcome:
         words = ("no gain acts on its output", "a gain acts on its output", "all of its entries are 1")
         return _presence(site, meant, facts, site.gain, meant.has_weight, words)
 
-    return compared(facts, fields_of("B11"), judge, "with or without a gain, against what is meant")
+    found = compared(facts, fields_of("B11"), judge, "with or without a gain, against what is meant")
+    return found if isinstance(found, Hit) else _held_and_unread(facts, are_biases=False) or found
 
 
 @Rule(
     id="B12",
     title="A bias is dropped, or is one too many",
     severity="error",
-    threshold=f"a bias where the norm {_MEANT} has none (a note while it is 0), or the reverse (error)",
+    threshold=(
+        f"a bias where the norm {_MEANT} has none (a note while it is 0), or the reverse (error); a bias that changes "
+        "no output (error)"
+    ),
     source="torch.nn.LayerNorm(bias=False); Ba et al. 2016, arXiv:1607.06450",
     why=(
         "The bias moves every row by the same vector, and a trained one may be longer than what varies. A port "
@@ -224,7 +231,20 @@ def bias_presence(facts: Facts) -> Outcome:
         words = ("no bias is added", "a bias is added", "all of its entries are 0")
         return _presence(site, meant, facts, site.bias, meant.has_bias, words)
 
-    return compared(facts, fields_of("B12"), judge, "with or without a bias, against what is meant")
+    found = compared(facts, fields_of("B12"), judge, "with or without a bias, against what is meant")
+    return found if isinstance(found, Hit) else _held_and_unread(facts, are_biases=True) or found
+
+
+def _held_and_unread(facts: Facts, *, are_biases: bool) -> Hit | None:
+    """Parameters that a norm holds and that change no output: the biases, by name, or all others."""
+    cases = []
+    for path, names in facts.idle.items():
+        named = [name for name in names if any(word in name.lower() for word in ("bias", "beta")) == are_biases]
+        if named and not facts.is_stock(path):
+            words = f"it holds {' and '.join(named)}, and other numbers there change no output"
+            cases.append(Case(path, "error", words, 1.0))
+    noun = "bias" if are_biases else "gain"
+    return hit(cases, f"{counted(len(cases), 'norm')} with a {noun} that is never applied")
 
 
 def _presence(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from normkit.measurement.facts import place_of
 from normkit.measurement.modulation import Modulation
-from normkit.rules.facts import Facts, place_of
+from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
 from normkit.rules.rule import Case, NotChecked, Outcome, Rule, hit
 from normkit.rules.scale import VISIBLE

@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 from normkit.measurement.baseline import Baseline
+from normkit.measurement.facts import place_of
 from normkit.measurement.intent import Intent
-from normkit.rules.facts import Facts, place_of
+from normkit.rules.facts import Facts
+from normkit.rules.finding import Severity
 from normkit.rules.rule import NO_INTENT, Case, Hit, Outcome, Rule, evidence_lines, hit, same_rows
 from normkit.text import counted
 
@@ -14,6 +16,7 @@ from normkit.text import counted
 _FORGETS = 0.25
 # Blocks whose output is not normalized.
 _OPEN = ("pre", "peri", "output-only")
+_FEWEST_OTHERS = 2
 
 
 @Rule(
@@ -61,8 +64,9 @@ def residual_after_norm(facts: Facts) -> Outcome:
     severity="error",
     threshold=(
         "a norm that is declared or that the config's class has, and that this model replaced, never calls, or "
-        "calls without its rows being normalized; a norm whose output nothing reads; pre-norm blocks of a model "
-        "without a config and without a norm behind the last block (note)"
+        "calls without its rows being normalized; a norm whose output nothing reads; one that runs in all other "
+        "modules of a class, at least two (warning; in the first of them, or of two modules, a note); pre-norm blocks "
+        "of a model without a config and without a norm behind the last block (note)"
     ),
     source="vllm-project/speculators#313, ggml-org/llama.cpp#12957",
     why=(
@@ -90,8 +94,23 @@ def missing_norm(facts: Facts) -> Outcome:
     if unread:
         return hit(unread, f"{counted(len(unread), 'norm')} with an unused output")
     if facts.intent is None:
-        return None if facts.baseline is not None else _open_stream(facts) or NO_INTENT
-    return _missing_of_class(facts, facts.intent)
+        return None if facts.baseline is not None else _left_out(facts) or _open_stream(facts) or NO_INTENT
+    return _missing_of_class(facts, facts.intent) or _left_out(facts)
+
+
+def _left_out(facts: Facts) -> Hit | None:
+    """Norms that run in all like modules but one, which is none of the config's class."""
+    cases = []
+    for each in facts.omissions:
+        if facts.is_stock(each.path.rpartition(".")[0]) or facts.declared(each.path) is not None:
+            continue
+        words = "the norm is there and never called" if each.is_uncalled else "there is no norm"
+        words += f", and one runs in {'' if each.others == 1 else 'each of '}{counted(each.others, 'other module')}"
+        words += " of its class"
+        # Two modules have no majority, and the first block of ModernBERT has no norm by design.
+        severity: Severity = "note" if each.others < _FEWEST_OTHERS or each.is_first else "warning"
+        cases.append(Case(each.path, severity, words, each.others))
+    return hit(cases, f"{counted(len(cases), 'norm')} left out that like modules have")
 
 
 def _missing_of_class(facts: Facts, intent: Intent) -> Hit | None:

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from normkit.measurement.facts import Block, Site
-from normkit.rules.facts import Facts, place_of
+from normkit.measurement.facts import Block, Site, place_of
+from normkit.rules.facts import Facts
 from normkit.rules.rule import NO_BASELINE, Case, Hit, Outcome, Rule, hit, same_rows
 from normkit.rules.values import is_varied
 from normkit.text import counted
@@ -148,7 +148,7 @@ def shared_norm(facts: Facts) -> Outcome:
             if site.forward_calls > declared.calls:
                 words = f"called {times(site.forward_calls)} in one pass, declared is {times(declared.calls)}"
                 cases.append(Case(site.path, "error", words))
-        elif sharing is not None and not facts.is_wired_as_stock(site.path):
+        elif sharing is not None and not facts.is_wired_as_stock(site.path, *twins):
             calls = f"called {times(sharing.calls)} in one pass, the module around it {times(sharing.around)}"
             parts = [calls] if sharing.calls > sharing.around else []
             parts += [f"shares its parameters with {', '.join(twins)}"] if twins else []
@@ -163,7 +163,7 @@ def shared_norm(facts: Facts) -> Outcome:
     threshold=(
         f"every input row has mean square 1 ± {_UNIT_ROWS:g}, centred if the norm centres: in one block behind "
         "a norm (warning), elsewhere (note); or the input is the unchanged output of the norm in front of a branch "
-        "(warning; where both have the same gain, an error)"
+        "(warning); or it is the output of a norm with the same gain, or of the norm itself (error)"
     ),
     source="ggml-org/llama.cpp#1925",
     why=(
@@ -190,19 +190,27 @@ def norm_after_norm(facts: Facts) -> Outcome:
             is_for_branch = False
         paths = (site.path,) if before is None else (before.path, site.path)
         is_declared = all(facts.declared(path) is not None for path in paths)
-        if is_declared or not (_is_normalized(site) or is_for_branch) or facts.is_wired_as_stock(*paths):
+        own, other = site.gain, None if before is None else before.gain
+        has_varied_gain = own is not None and is_varied(own)
+        is_copy = has_varied_gain and own is not None and other is not None and own.digest == other.digest
+        sharing = facts.shared.get(site.path)
+        twins = () if sharing is None else sharing.twins
+        if site.path in facts.in_a_row and facts.declared(site.path) is None:
+            # Rows of its second call are none of its first: no statistic of both tells.
+            if not facts.is_wired_as_stock(site.path, *twins):
+                words = "it is called on its own output: one norm is applied twice in a row"
+                cases.append(Case(site.path, "error" if has_varied_gain else "warning", words))
+            continue
+        if is_declared or not (_is_normalized(site) or is_for_branch or is_copy) or facts.is_wired_as_stock(*paths):
             continue
         # A norm on an embedding or at the end of a block is often followed by a norm that reads the stream.
         is_inside = before is not None and before.block is not None and before.block == site.block
         origin = f"the output of {before.path}" if before is not None else "its input"
-        is_copy = False
         if _is_normalized(site):
             words = f"{origin} already has rows of rms {site.input.rms_min:.5f} to {site.input.rms_max:.5f}"
             words += ", as its gain is still 1" if before is not None and before.gain is not None else ""
         else:
             words = f"its input is {origin}: two norms in a row, with only a gain between them"
-            if before is not None and before.gain is not None and site.gain is not None:
-                is_copy = is_varied(before.gain) and before.gain.digest == site.gain.digest
             words += ", and the same gain: it is applied twice" if is_copy else ""
         cases.append(Case(site.path, "error" if is_copy else "warning" if is_inside else "note", words))
     return hit(cases, f"{counted(len(cases), 'norm')} of rows that are normalized already")
