@@ -1,12 +1,16 @@
 """Numbers, names and errors in words."""
 
 import math
+from importlib import metadata
 
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+import normkit
+from normkit.cli.entry import verbs
 from normkit.text import (
     clipped,
     counted,
@@ -16,6 +20,7 @@ from normkit.text import (
     installed_version,
     numbered,
     offer,
+    own_version,
     percent,
     percent_spread,
     quoted,
@@ -129,3 +134,17 @@ def test_a_spread_of_equal_numbers_is_one_number():
     assert spread([]) == "none"
     assert percent_spread([0.2, 0.01]) == "1.0 to 20.0 %"
     assert percent_spread([0.2]) == "20.0 %"
+
+
+def test_without_an_installed_distribution_the_version_is_unknown(monkeypatch):
+    """As with PYTHONPATH=src."""
+    normal = metadata.version
+    hidden = metadata.PackageNotFoundError("normkit")
+    monkeypatch.setattr(metadata, "version", lambda name: raised(hidden) if name == "normkit" else normal(name))
+    assert own_version() == normkit.__version__ == "unknown"
+    done = CliRunner().invoke(verbs, ["--version"], prog_name="normkit")
+    assert (done.exit_code, done.output) == (0, "normkit unknown\n")
+
+
+def raised(error):
+    raise error

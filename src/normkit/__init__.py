@@ -8,7 +8,6 @@ nothing heavy, not even torch.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -120,7 +119,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import the home of a public name when it is first used."""
     if name == "__version__":
-        return version("normkit")
+        version: str = import_module("normkit.text").own_version()
+        return version
     if name not in _HOME:
         raise AttributeError(f"module 'normkit' has no attribute {name!r}")
     module = import_module(_HOME[name])

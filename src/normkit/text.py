@@ -219,6 +219,11 @@ def degrees(angle: float) -> str:
     return f"{angle:.2f}°" if math.isfinite(angle) else significant(angle)
 
 
+def own_version() -> str:
+    """The version of this package; "unknown" where it runs from its source and no distribution is installed."""
+    return installed_version("normkit") or "unknown"
+
+
 def installed_version(package: str) -> str | None:
     """The version of a package; None if it is not installed."""
     # Like `offer`, not loaded for `--help`.

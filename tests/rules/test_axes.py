@@ -14,6 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 import normkit as nk
 from faulty_norms import OverAxes
 from helpers import finding_of
+from media_models import UNet
 from normkit.conventions.rows import CHANNELS_LAST
 from normkit.identification.passport import Passport
 from normkit.inspection.result import infer
@@ -228,3 +229,34 @@ def test_one_number_of_groups_for_all_widths():
     model, x = nn.Sequential(*layers), torch.randn(2, 3, 4, 4)
     model(x)
     assert finding_of(nk.inspect(model, x), "C18").severity == "note"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["", "number", "strided", "places", "narrow"])
+def test_a_group_norm_over_other_rows_than_in_all_other_modules_of_a_class(fault):
+    class Strided(nn.GroupNorm):
+        """Gathers every eighth channel into a group."""
+
+        def forward(self, x):
+            parts = x.unflatten(1, (8, 4)).transpose(1, 2)
+            y = F.layer_norm(parts.flatten(2), (parts[0, 0].numel(),), eps=self.eps)
+            y = y.view_as(parts).transpose(1, 2).reshape(x.shape)
+            return y * self.weight[:, None, None] + self.bias[:, None, None]
+
+    class OverChannels(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+    model, odd = UNet(), {"number": nn.GroupNorm(2, 32), "strided": Strided(4, 32), "places": OverChannels(32)}
+    if fault in odd:
+        model.middle[0].norm2 = odd[fault]
+    if fault == "narrow":
+        # No other norm of this place has as few channels, which might not divide into as many groups.
+        model.up.norm2 = nn.GroupNorm(2, 16)
+    batch = {"x": torch.randn(2, 3, 16, 16), "timestep": torch.tensor([10.0, 500.0])}
+    found = finding_of(nk.inspect(model, batch), "C1")
+    if fault not in odd:
+        assert found is None
+        return
+    assert (found.severity, found.sites[0].partition(":")[0]) == ("warning", "middle.0.norm2")
+    assert found.evidence[0].endswith("of the same norm in 3 other modules of its class is a whole sample, in 4 groups")

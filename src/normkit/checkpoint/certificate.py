@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from normkit.checkpoint.plan import DTYPES, LIMITS, ONE_WAY, OPERATIONS, OPTIONS
 from normkit.checkpoint.reader import vector
 from normkit.errors import InputError, ModelError
 from normkit.files import field, json_text, parse_json
-from normkit.text import quoted
+from normkit.text import own_version, quoted
 
 _SCHEMA_VERSION = 1
 # Bytes; the certificate of a mixture of a thousand experts has a quarter of that.
@@ -150,7 +149,7 @@ def certify(
     for name, residual in written.residuals.items():
         tensors[name]["residual"] = residual
     return Certificate(
-        normkit=version("normkit"),
+        normkit=own_version(),
         operations=plan.operations,
         untie=untie or plan.untie,
         dtype=dtype,

@@ -30,6 +30,7 @@ from normkit.cli.study import run_studies
 from normkit.cli.terminal import one_line
 from normkit.cli.verification import verify_fold
 from normkit.errors import NormkitError
+from normkit.text import own_version
 
 _GROUPS = {
     "See": ("inspect", "rule", "explore", "study", "figures"),
@@ -92,12 +93,25 @@ def _wants_traceback() -> bool:
     return bool(os.environ.get("NORMKIT_TRACEBACK"))
 
 
+def _show_version(ctx: click.Context, _option: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        click.echo(f"{ctx.command_path} {own_version()}")
+        ctx.exit()
+
+
 @click.group(
     cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EPILOG,
 )
-@click.version_option(package_name="normkit", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def verbs() -> None:
     """Show what each normalization layer of a model does to its vectors, and say when it is wrong.
 

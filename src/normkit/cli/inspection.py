@@ -30,6 +30,7 @@ from normkit.cli.terminal import (
     shows_progress,
 )
 from normkit.errors import InputError
+from normkit.text import installed_version, own_version
 
 if TYPE_CHECKING:
     from normkit.inspection.result import Inspection
@@ -233,16 +234,14 @@ def _print(inspection: Inspection, form: str, origin: str, *, site: str | None, 
 
 def _origin(ctx: click.Context) -> str:
     """The command as it was typed, and the versions that matter."""
-    from importlib.metadata import version
-
     words = [ctx.command_path]
     for parameter in given_parameters(ctx):
         value = ctx.params[parameter.name or ""]
         option = [] if isinstance(parameter, click.Argument) else [parameter.opts[-1]]
         for each in value if isinstance(value, tuple) else [value]:
             words += option if each is True else [*option, str(each)]
-    packages = ", ".join(f"{package} {version(package)}" for package in ("normkit", "torch", "transformers"))
-    return f"{words[0]} {shlex.join(words[1:])} ({packages})"
+    packages = ", ".join(f"{package} {installed_version(package)}" for package in ("torch", "transformers"))
+    return f"{words[0]} {shlex.join(words[1:])} (normkit {own_version()}, {packages})"
 
 
 def _fails(inspection: Inspection, fail_on: str) -> bool:

@@ -183,6 +183,7 @@ def facts_of(
             "input_hooks": structure.input_hooks,
             "in_a_row": structure.in_a_row,
             "omissions": structure.omissions,
+            "odd_rows": structure.odd_rows,
             "idle": structure.idle,
         }
     facts = ModelFacts(

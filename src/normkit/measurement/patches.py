@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from normkit.conventions.rows import Rows
 from normkit.identification.sharding import is_elsewhere, local
 from normkit.identification.sites import NormSite, OtherNorm
 from normkit.identification.state import same, undisturbed
@@ -286,34 +287,65 @@ class Omission:
     """The module without it is the first of them."""
 
 
-def find_omissions(
+@dataclass(frozen=True, kw_only=True)
+class OddRows:
+    """A norm whose rows are other ones than those of the same norm in all other modules of a class, which agree."""
+
+    path: str
+    rows: Rows
+    usual: Rows
+    others: int
+    """Norms that agree."""
+
+
+def unlike_the_others(
     model: nn.Module, trace: Trace, sites: Sequence[NormSite], others: Sequence[OtherNorm]
-) -> tuple[Omission, ...]:
-    """The norms that run in all called modules of one class but one, where these have one path but for its numbers."""
+) -> tuple[tuple[Omission, ...], tuple[OddRows, ...]]:
+    """The norms that one called module of a class lacks, or has over other rows, where all its others agree.
+
+    A norm that is lacking is looked for among modules that have one path but for its numbers; those of the class at
+    other paths count where all of them have it.
+    """
     modules = dict(model.named_modules(remove_duplicate=False))
     called = {call.path for call in trace.modules}
     norms = {other.path for other in others} | {site.path for site in sites}
     running = {id(modules[path]) for path in norms if path in modules}
     calling_functions = {site.parent for site in sites if site.module is None}
-    alike: dict[tuple[type, str], list[str]] = defaultdict(list)
+    # A norm may be a function that the module in its place calls.
+    by_path = {site.path.partition(":")[0]: site for site in reversed(sites)}
+    alike: dict[type, list[str]] = defaultdict(list)
     for path in modules:
-        if path in called:
-            alike[type(modules[path]), place_of(path)].append(path)
-    found = []
+        # The members of two sequences are unrelated.
+        if path in called and not isinstance(modules[path], nn.Sequential):
+            alike[type(modules[path])].append(path)
+    omissions, odd_rows = [], []
     for members in alike.values():
         for name in dict.fromkeys(name for path in members for name, _ in modules[path].named_children()):
             there = {path: modules.get(f"{path}.{name}") for path in members}
             kinds = {type(module) for module in there.values() if id(module) in running}
-            odd = [path for path, module in there.items() if id(module) not in running]
-            if len(members) < 2 or len(odd) != 1 or odd[0] in calling_functions:
+            lacking = [path for path, module in there.items() if id(module) not in running]
+            for path in lacking:
+                place = [each for each in members if place_of(each) == place_of(path)]
+                missing, at = there[path], f"{path}.{name}"
+                is_uncalled = type(missing) in kinds and at not in called
+                is_alone = len(place) > 1 and [each for each in place if each in lacking] == [path]
+                # Another module in its place may normalize in a way that was not recognised.
+                is_gone = missing is None or isinstance(missing, nn.Identity) or is_uncalled
+                if is_alone and is_gone and path not in calling_functions:
+                    number = len(members if len(lacking) == 1 else place) - 1
+                    is_first = path == place[0]
+                    omissions.append(Omission(path=at, others=number, is_uncalled=is_uncalled, is_first=is_first))
+            found = {each.path: each for path in members if (each := by_path.get(f"{path}.{name}")) is not None}
+            ordered = Counter(each.spec.rows for each in found.values()).most_common()
+            if len(ordered) != 2 or ordered[1][1] > 1 or ordered[0][1] < 2:
                 continue
-            missing, path = there[odd[0]], f"{odd[0]}.{name}"
-            is_uncalled = type(missing) in kinds and path not in called
-            # Another module in its place may normalize in a way that was not recognised.
-            if missing is None or isinstance(missing, nn.Identity) or is_uncalled:
-                is_first = odd[0] == members[0]
-                found.append(Omission(path=path, others=len(members) - 1, is_uncalled=is_uncalled, is_first=is_first))
-    return tuple(found)
+            (usual, number), (rows, _) = ordered
+            odd = next(each for each in found.values() if each.spec.rows == rows)
+            # Fewer channels may not divide into as many groups.
+            widths = [each.shape for each in found.values() if each is not odd]
+            if rows.axes != usual.axes or odd.shape in widths:
+                odd_rows.append(OddRows(path=odd.path, rows=rows, usual=usual, others=number))
+    return tuple(omissions), tuple(odd_rows)
 
 
 def idle_parameters(sites: Sequence[NormSite]) -> dict[str, tuple[str, ...]]:

@@ -24,11 +24,12 @@ from normkit.measurement.hooks import every_module
 from normkit.measurement.layout import BlockCall, Layout, find_blocks, layout_of
 from normkit.measurement.patches import (
     InputHook,
+    OddRows,
     Omission,
     applied_to_own_output,
     changed_inputs,
-    find_omissions,
     idle_parameters,
+    unlike_the_others,
 )
 
 # Cosine above which an added branch is the output of one part, up to rounding.
@@ -172,6 +173,8 @@ class Structure:
     """Norms that are called on their own output."""
     omissions: tuple[Omission, ...] = ()
     """Norms that run in all like modules but one."""
+    odd_rows: tuple[OddRows, ...] = ()
+    """Norms over other rows than the same norm in all like modules."""
     idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of the parameters of norms that change no output, by path of the norm."""
 
@@ -209,6 +212,7 @@ def survey(
             output = run()
         calls = Counter(call.path for call in called.modules)
         in_a_row = applied_to_own_output(model, [path for path in norms if calls[path] > 1], run)
+        omissions, odd_rows = unlike_the_others(model, called, sites, others)
         unread, handwritten = effects.unread(model, output, run), effects.handwritten(model, run)
     return Structure(
         called=called,
@@ -225,6 +229,7 @@ def survey(
         constant=effects.constant(blocks),
         input_hooks=hooked,
         in_a_row=in_a_row,
-        omissions=find_omissions(model, called, sites, others),
+        omissions=omissions,
+        odd_rows=odd_rows,
         idle=idle_parameters(sites),
     )

@@ -17,7 +17,10 @@ _SEVERAL = 2
     id="C1",
     title="Rows are along another axis",
     severity="error",
-    threshold="other axes or groups than declared; or several tokens in a row where most norms take the features",
+    threshold=(
+        "other axes or groups than declared; or several tokens in a row where most norms take the features; or other "
+        "ones than the same norm in all other modules of a class, which agree (warning)"
+    ),
     source="OpenNMT-tf#6, tensorflow-addons#2142",
     why=(
         "A norm over the tokens makes each output depend on the length of the text and on its other tokens. Shapes "
@@ -45,6 +48,12 @@ def wrong_axis(facts: Facts) -> Outcome:
         elif site in over_tokens and len(along_features) > len(over_tokens) and not facts.is_stock(site.path):
             words = f"a row is {seen.words}; that of {counted(len(along_features), 'other norm')} is "
             cases.append(Case(site.path, "error", f"{words}the last axis, the {width} features of the stream"))
+    known = {case.path for case in cases}
+    for odd in facts.odd_rows:
+        path = odd.path.partition(":")[0]
+        if odd.path not in known and facts.declared(odd.path) is None and not facts.is_stock(path):
+            words = f"a row is {odd.rows.words}; that of the same norm in {odd.others} other modules of its class is "
+            cases.append(Case(odd.path, "warning", f"{words}{odd.usual.words}"))
     for other in facts.others:
         # Rows share statistics in a way that no spec describes, as over earlier positions.
         coupled, spec = other.passport.readings.get("coupled axes"), facts.intended_at(other.path)
@@ -52,7 +61,7 @@ def wrong_axis(facts: Facts) -> Outcome:
         if shared is not None and spec is not None and not facts.is_stock(other.path):
             words = f"{shared}; {facts.source_at(other.path)} says that a row is {spec.rows.words}"
             cases.append(Case(other.path, "error", words))
-    return hit(cases, f"{counted(len(cases), 'norm')} over other axes than the features")
+    return hit(cases, f"{counted(len(cases), 'norm')} over other axes or groups than meant")
 
 
 def over_time(passport: Passport) -> str | None:

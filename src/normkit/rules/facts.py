@@ -17,7 +17,7 @@ from normkit.measurement.effects import HandwrittenNorm
 from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, Site, Spectrum, place_of
 from normkit.measurement.intent import Intent
 from normkit.measurement.modulation import Modulation
-from normkit.measurement.patches import InputHook, Omission, Patch, Sharing
+from normkit.measurement.patches import InputHook, OddRows, Omission, Patch, Sharing
 from normkit.measurement.row_leakage import Leak
 from normkit.measurement.training import Training
 from normkit.spec import NormSpec
@@ -92,6 +92,8 @@ class Facts:
     """Norms that are called on their own output."""
     omissions: tuple[Omission, ...] = ()
     """Norms that run in all like modules but one."""
+    odd_rows: tuple[OddRows, ...] = ()
+    """Norms over other rows than the same norm in all like modules."""
     idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameters of norms that change no output: their names, by path of the norm."""
 

@@ -21,7 +21,7 @@ from normkit.study.ranks import ALONE, Ranks
 from normkit.study.result import Arm, Study, StudyResult, decide
 from normkit.study.store import Finished, Store
 from normkit.study.workers import ArmRun, Crew
-from normkit.text import dtype_name, first_line
+from normkit.text import dtype_name, first_line, own_version
 
 Progress = Callable[[str, float, float], None]
 """Called with the present work in words, the work that is done, and all the work, both in the unit of `Arm.cost`."""
@@ -187,7 +187,7 @@ def describe_machine(device: str, dtype: torch.dtype, threads: int, ranks: Ranks
     """Everything about the machine that decides the bits of the numbers, in words."""
     on_cuda = torch.device(device).type == "cuda"
     words = {
-        "normkit": version("normkit"),
+        "normkit": own_version(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": f"{device} ({torch.cuda.get_device_name(device)})" if on_cuda else device,
