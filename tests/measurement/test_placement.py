@@ -17,7 +17,7 @@ from helpers import diagonal
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 from normkit.measurement.hooks import observed
-from normkit.measurement.layout import find_blocks
+from normkit.measurement.layout import BlockCall, find_blocks
 from normkit.measurement.placement import Replayer, ReplayError, sweep
 
 WIDTH, TOKENS = 32, 12
@@ -321,15 +321,9 @@ def test_arguments_are_replayed_as_they_were_given():
     block = Curious()
     x = torch.ones(1, 2, 4, dtype=torch.bfloat16)
     positions, mask, pair = torch.arange(2), torch.ones(2, 2, dtype=torch.bool), (torch.ones(2), torch.ones(2).half())
-    replay = Replayer().replay(
-        block,
-        (positions, x),
-        {"mask": mask, "pair": pair, "flag": "yes"},
-        scale=10.0,
-        altered=None,
-        factor=1.0,
-        dtype=torch.float32,
-    )
+    called, scaled = BlockCall(path="block", index=0, module=block), {"scale": 10.0, "altered": None, "factor": 1.0}
+    named = {"mask": mask, "pair": pair, "flag": "yes"}
+    replay = Replayer().replay(called, (positions, x), named, **scaled, dtype=torch.float32)
     seen = block.seen[0]
     assert seen[0] is positions
     assert torch.equal(seen[1], torch.full((1, 2, 4), 10.0))
@@ -345,7 +339,9 @@ def test_a_block_that_raises_is_a_replay_error():
     replayer = Replayer()
     arguments = {"scale": 1.0, "altered": None, "factor": 1.0, "dtype": torch.float32}
     with pytest.raises(ReplayError, match="shapes cannot be multiplied"):
-        replayer.replay(nn.Linear(3, 3), (torch.ones(1, 2, 4),), {}, **arguments)
+        replayer.replay(
+            BlockCall(path="block", index=0, module=nn.Linear(3, 3)), (torch.ones(1, 2, 4),), {}, **arguments
+        )
     assert replayer.current is None
 
 
@@ -358,8 +354,8 @@ def test_what_a_norm_took_and_gave():
         def before_block(self, block, args, kwargs, /):
             if self.current is None:
                 arguments = {"scale": 100.0, "dtype": torch.float32}
-                seen.append(self.replay(block.module, args, kwargs, altered=None, factor=1.0, **arguments))
-                seen.append(self.replay(block.module, args, kwargs, altered=sites[0], factor=0.0, **arguments))
+                seen.append(self.replay(block, args, kwargs, altered=None, factor=1.0, **arguments))
+                seen.append(self.replay(block, args, kwargs, altered=sites[0], factor=0.0, **arguments))
 
     called = trace(model, lambda: model(x))
     sites, _ = find_sites(model, called)
@@ -392,6 +388,12 @@ def test_what_a_norm_overwrites_was_written_down_before():
     replayer = Replayer()
     with observed(block, [site], [], [], replayer):
         replay = replayer.replay(
-            block, (torch.ones(1, 2, 4),), {}, scale=3.0, altered=None, factor=1.0, dtype=torch.float32
+            BlockCall(path="block", index=0, module=block),
+            (torch.ones(1, 2, 4),),
+            {},
+            scale=3.0,
+            altered=None,
+            factor=1.0,
+            dtype=torch.float32,
         )
     assert torch.equal(replay.inputs["norm"], torch.full((1, 2, 4), 3.0))

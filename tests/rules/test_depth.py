@@ -109,6 +109,12 @@ def test_gradients_over_the_depth(ratio, is_hit):
         assert ("at the first block than" in outcome.measured) == (ratio > 1)
 
 
+def test_gradients_of_stages_of_several_widths_are_not_compared():
+    stages = block(0), replace(block(1), stream_out=replace(block(1).stream_out, features=7))
+    outcome = steep_gradients.check(facts(gradients(1e-3, 1e-2, 1.0), blocks=stages))
+    assert isinstance(outcome, NotChecked)
+
+
 def test_a_stream_that_a_block_lengthens_shrinks_its_gradient():
     # As in OLMo 2, whose embedding is far shorter than what its norms add.
     assert steep_gradients.check(facts(gradients(1e-3, 1e-5, 1e-5, streams=(0.05, 5.0, 5.0)))) is None

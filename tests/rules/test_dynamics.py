@@ -195,3 +195,6 @@ def test_one_block_that_adds_far_more_than_any_other_where_massive_activations_d
     hit = growing_stream.check(facts(None, blocks=(*blocks[:2], replace(blocks[2], branch_share=0.3 * 51), blocks[3])))
     assert (hit.severity, hit.sites) == ("warning", ("blocks.2",))
     assert "51 times as much to the stream as any other" in hit.measured
+    # Another stage, of another width, adds to a stream of its own.
+    wide = replace(blocks[2], stream_out=replace(blocks[2].stream_out, features=7), branch_share=0.3 * 51)
+    assert growing_stream.check(facts(None, blocks=(*blocks[:2], wide, blocks[3]))) is None

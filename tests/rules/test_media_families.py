@@ -31,6 +31,11 @@ _PLACEMENTS = {
     **{key: {"pre": 2} for key in ("ViT", "DeiT", "DINOv2", "CLIP", "SigLIP", "Wav2Vec2-large")},
     **{key: {"pre": 4} for key in ("Swin", "Whisper")},
     "Wav2Vec2": {"post": 2},
+    "ConvNeXt": {"in-branch": 4},
+    # The only other blocks change the sizes of their maps.
+    **{key: {"in-branch": 1} for key in ("ResNet", "RegNet")},
+    "DETR": {"in-branch": 1, "post": 3, "unknown": 1},
+    "MobileNet": {},
 }
 
 
@@ -56,7 +61,7 @@ _FURTHER: dict[str, tuple[dict[str, int], dict[str, int], str | None]] = {
     "Gemma 3": ({"patch": 7, "token": 13}, {"pre": 2, "peri": 2}, "model.language_model.norm"),
     "PaliGemma": ({"patch": 6, "token": 5}, {"pre": 4}, "model.language_model.norm"),
     "DiT": ({"patch": 5}, {"pre": 2}, "norm"),
-    "UNet": ({"channel group": 9}, {}, None),
+    "UNet": ({"channel group": 9}, {"pre": 2}, None),
     "Mamba": ({"token": 3}, {"pre": 2}, "backbone.norm_f"),
     # The first block normalizes the embeddings before anything else.
     "RWKV": ({"token": 6}, {"unknown": 1, "pre": 1}, "rwkv.ln_out"),
@@ -93,6 +98,64 @@ def test_a_fault_in_a_model_of_images_is_named_and_placed(plant, rule):
         plant(model.get_submodule("layers.1.layernorm_after"))
     found = {finding.rule: finding for finding in nk.inspect(model, batch).findings if finding.severity != "note"}
     assert "layers.1.layernorm_after" in found[rule].sites
+
+
+def test_one_block_of_maps_that_adds_nothing_and_one_without_its_norm():
+    torch.manual_seed(0)
+    sizes = {"hidden_sizes": [8, 16], "depths": [3, 3], "num_stages": 2, "layer_scale_init_value": 1.0}
+    model = transformers.ConvNextModel(transformers.ConvNextConfig(**sizes)).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+    batch = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    inspection = nk.inspect(model, batch)
+    assert [found.rule for found in inspection.findings] == []
+    # A block's rows are the pixels of two images: 8 * 8 in the first stage, 4 * 4 in the second.
+    assert [(each.stream_out.rows, each.stream_out.features) for each in inspection.blocks] == [
+        *[(128, 8)] * 3,
+        *[(32, 16)] * 3,
+    ]
+    block = model.get_submodule("encoder.stages.1.layers.1")
+    with torch.no_grad():
+        block.layer_scale_parameter.zero_()
+    found = nk.inspect(model, batch).findings
+    assert [(each.rule, each.severity, each.sites) for each in found] == [
+        ("F3", "warning", ("encoder.stages.1.layers.1",))
+    ]
+
+
+class WithBatchNorms(nn.Module):
+    """A residual block of convolutions, before (He et al. 2016b) or behind each of which a batch norm stands."""
+
+    def __init__(self, is_pre: bool, is_residual: bool) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+        self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.is_pre, self.is_residual = is_pre, is_residual
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_pre:
+            return x + self.second(self.norm2(self.first(self.norm1(x).relu())).relu())
+        branch = self.norm2(self.second(self.norm1(self.first(x)).relu()))
+        return (x + branch if self.is_residual else branch).relu()
+
+
+@pytest.mark.parametrize(
+    ("is_pre", "is_residual", "placement"),
+    [(True, True, "pre"), (False, True, "in-branch"), (False, False, "unknown")],
+)
+def test_the_place_of_batch_norms(is_pre, is_residual, placement):
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(WithBatchNorms(is_pre, is_residual) for _ in range(6)))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), blocks, nn.BatchNorm2d(8)).train()
+    batch = torch.randn(16, 3, 10, 10)
+    with torch.no_grad():
+        for _ in range(60):
+            model(batch)
+    inspection = nk.inspect(model.eval(), batch)
+    assert [block.placement for block in inspection.blocks] == [placement] * 6
+    assert [found.rule for found in inspection.findings if found.severity != "note"] == []
+    assert {"D3", "D7"}.isdisjoint(found.rule for found in inspection.findings)
 
 
 def test_any_module_with_any_images():

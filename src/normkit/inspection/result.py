@@ -192,7 +192,7 @@ def facts_of(
         architecture=str(getattr(getattr(model, "config", None), "model_type", "")),
         parameters=sum(parameter.numel() for _, parameter, _ in offloading.parameters(model)),
         dtype=dtypes.most_common(1)[0][0] if dtypes else "none",
-        width=blocks[0].stream_in.features if blocks else max((site.input.features for site in sites), default=0),
+        width=blocks[-1].stream_out.features if blocks else max((site.input.features for site in sites), default=0),
         **text,
     )
     of_parts = {"sites": sites, "blocks": blocks, "attentions": attentions}

@@ -8,6 +8,7 @@ branch f(a x) - a x grows only where no norm sits on it. The role of a single no
     pre                             grows           stands still    read the stream
     peri                            grows           stands still    read it, and end the branches
     output-only                     grows           stands still    end the branches
+    in-branch                       grows           stands still    read what a layer made of the stream
     none                            grows           grows           none
     post                            stands still    grows           the stream goes through them, last through one
     residual-after-norm (a fault)   stands still    grows           the stream goes through one, then is added to
@@ -118,6 +119,9 @@ class BlockResponse:
         # Behind a norm, what enters the one at the branch's end stands still: two halves of one sublayer each.
         if pre and len(output) >= len(pre) and max(into_output) <= _STANDS_STILL:
             return "peri"
+        # Its input grows, so nothing before it normalizes; its output is not the branch.
+        if not pre and not output and any(self._input_slope(path) >= _GROWS for path in roles):
+            return "in-branch"
         return "unknown"
 
     def _role_beside_stream(self, path: str) -> Role:
@@ -198,7 +202,7 @@ class BlockResponse:
         """
         entering, attentions = self._large.inputs[path], self._large.attentions
         if not attentions:
-            return entering.dim() == 4
+            return entering.dim() == 4 > self._large.x.dim()
         behind = [parent for parent, first in attentions.items() if path in first]
         if entering.shape != self._large.x.shape:
             return bool(behind)

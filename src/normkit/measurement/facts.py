@@ -14,7 +14,7 @@ from normkit.conventions.eps import eps_in
 from normkit.spec import NormSpec
 
 Role = Literal["pre", "post", "output", "query-key", "embedding", "final", "unknown"]
-Placement = Literal["pre", "post", "peri", "output-only", "none", "residual-after-norm", "unknown"]
+Placement = Literal["pre", "post", "peri", "output-only", "in-branch", "none", "residual-after-norm", "unknown"]
 
 
 def place_of(path: str) -> str:
@@ -291,7 +291,7 @@ class BatchNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One repeated block: a member of a ModuleList that maps (B, T, D) to itself."""
+    """One repeated block: a member of a list that maps a stream (B, T, D), or maps of pixels, to the same sizes."""
 
     path: str
     """The module's path."""

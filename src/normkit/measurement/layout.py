@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import ModuleCall, Trace
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from normkit.measurement.sampling import RowSample
     from normkit.measurement.structure import Structure
 
-_STREAM = NormSpec()
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BlockCall:
@@ -39,35 +39,68 @@ class BlockCall:
     """The module; of a block that is none, the first of its parts, which the stream enters."""
     leaves: nn.Module | None = None
     """None of a block that is a module: its output is the stream. Else the module that the stream enters next."""
+    axis: Literal[-1, 1] = -1
+    """Axis of the stream along which a row lies: 1 of maps (B, C, H, W), else the last."""
+
+    def rows(self, stream: Tensor) -> Tensor:
+        """The stream with its rows along the last axis."""
+        return stream.movedim(self.axis, -1)
 
 
 def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> tuple[BlockCall, ...]:
     """The blocks of a model, in forward order.
 
     A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class,
-    whose called members all have modules of their own and map (B, T, D) to (B, T, D), in a tuple or bare. Lists
-    inside a block, such as experts, do not count. Of several lists, such as encoder and decoder, all are kept
-    and the index runs on; a list of a single member counts only where there is no longer one. Norms, given by their
-    paths, are no blocks, even where a list holds them.
+    whose called members all have modules of their own and map (B, T, D) to (B, T, D), in a tuple or bare; or maps,
+    (B, C, H, W) or (B, H, W, C), to maps of the same sizes. The first member of a list of maps may change the sizes, as
+    the first of a stage does: it is no block, the others are. Lists inside a block, such as experts, do not count. Of
+    several lists, such as encoder and decoder, all are kept and the index runs on; a list of a single member counts
+    only where there is no longer one. Norms, given by their paths, are no blocks, even where a list holds them.
     """
     first_calls: dict[str, ModuleCall] = {}
     for call in trace.modules:
         first_calls.setdefault(call.path, call)
-    refused = {
-        _parent(path)
-        for path, call in first_calls.items()
-        if len(call.input_shape) != 3 or call.input_shape != call.output_shape or not any(call.module.children())
-    }
-    candidates = {
-        path: call
-        for path, call in first_calls.items()
-        if path and path not in norms and _parent(path) not in refused and _in_list(model, path)
-    }
-    outermost = [path for path in candidates if not any(path.startswith(f"{other}.") for other in candidates)]
-    lengths = [sum(_parent(other) == _parent(path) for other in outermost) for path in outermost]
-    shortest = min(2, max(lengths, default=1))
-    kept = [path for path, length in zip(outermost, lengths, strict=True) if length >= shortest]
-    return tuple(BlockCall(path=path, index=index, module=candidates[path].module) for index, path in enumerate(kept))
+    lists: dict[str, list[str]] = {}
+    for path in first_calls:
+        if path and _in_list(model, path):
+            lists.setdefault(_parent(path), []).append(path)
+    changing = {path for path, call in first_calls.items() if call.input_shape != call.output_shape}
+    members = [
+        path
+        for paths in lists.values()
+        if not any(_is_refused(first_calls[path], path in changing, path == paths[0]) for path in paths)
+        for path in paths
+        if path not in norms
+    ]
+    outermost = [path for path in members if not any(path.startswith(f"{other}.") for other in members)]
+    # A stage of one block is no list of its own; the layers in that block are no blocks either.
+    classes = {type(first_calls[path].module) for path in outermost if len(first_calls[path].input_shape) == 4}
+    alike = [path for path, call in first_calls.items() if path and type(call.module) in classes - {nn.Sequential}]
+    outermost = [path for path in outermost if not any(path.startswith(f"{other}.") for other in alike)]
+    lengths = Counter(_parent(path) for path in outermost)
+    kept = [path for path in outermost if path not in changing]
+    shortest = min(2, max((lengths[_parent(path)] for path in kept), default=1))
+    kept = [path for path in first_calls if path in kept and lengths[_parent(path)] >= shortest]
+    return tuple(
+        BlockCall(path=path, index=index, module=first_calls[path].module, axis=_axis(trace, first_calls[path]))
+        for index, path in enumerate(kept)
+    )
+
+
+def _is_refused(call: ModuleCall, changes: bool, is_first: bool) -> bool:
+    """No list that holds this module is a list of blocks."""
+    dims = len(call.input_shape)
+    allowed = dims == len(call.output_shape) == 4 and is_first
+    return dims not in (3, 4) or (changes and not allowed) or not any(call.module.children())
+
+
+def _axis(trace: Trace, block: ModuleCall) -> Literal[-1, 1]:
+    """Axis 1 where a convolution inside the block reads a tensor of the stream's shape."""
+    inside = (call for call in trace.modules if call.path.startswith(f"{block.path}."))
+    is_map = len(block.input_shape) == 4 and any(
+        isinstance(call.module, _ConvNd) and call.input_shape == block.input_shape for call in inside
+    )
+    return 1 if is_map else -1
 
 
 def block_of(path: str, blocks: Iterable[BlockCall]) -> int | None:
@@ -133,7 +166,8 @@ class Layout:
 
     def block_counters(self, index: int) -> tuple[RowCounter | None, RowCounter]:
         """The row counters of one block's input, or None where it is not counted, and of its output."""
-        entering, leaving = (RowCounter(place=place, spec=_STREAM, enters_norm=False) for place in self.places(index))
+        spec = NormSpec(axes=(self.blocks[index].axis,))
+        entering, leaving = (RowCounter(place=place, spec=spec, enters_norm=False) for place in self.places(index))
         return entering if index in self.entered else None, leaving
 
     def places(self, index: int) -> tuple[int, int]:
@@ -211,7 +245,8 @@ def layout_of(
             made = functions[site.parent, site.function or "", site.ordinal]
             shape, dtypes[site.path] = made.input_shape, (made.input_dtype, made.input_dtype)
         features += [site.spec.rows.split(torch.empty(shape, device="meta")).shape[-1]] * 2
-    widths = [call.input_shape[-1] for block in blocks for call in called.modules if call.module is block.module]
+    shapes = {id(call.module): call.input_shape for call in reversed(called.modules)}
+    widths = [shapes[id(block.module)][block.axis] if id(block.module) in shapes else 0 for block in blocks]
     return Layout(
         sites=sites,
         blocks=blocks,
@@ -219,7 +254,7 @@ def layout_of(
         callers=tuple(sorted(parents | callers)),
         entered=entered,
         dtypes=dtypes,
-        features=(*features, *((widths[:1] or [0]) * (len(blocks) + len(entered)))),
+        features=(*features, *widths, *(widths[index] for index in entered)),
     )
 
 

@@ -20,7 +20,7 @@ from normkit.identification.state import buffers_kept
 from normkit.identification.tracing import first_output, first_tensor
 from normkit.measurement.attention import softmax_logits
 from normkit.measurement.block_response import UNKNOWN, BlockResponse, BlockSweep, median_cosine
-from normkit.measurement.facts import Role
+from normkit.measurement.facts import Placement, Role
 from normkit.measurement.hooks import Listener, observed
 from normkit.measurement.layout import BlockCall
 from normkit.measurement.running import mapped
@@ -35,7 +35,9 @@ class Replay:
     """One call of a block on a multiple of its stream; the tensors are on the CPU."""
 
     x: Tensor
-    """The scaled stream that the block was given."""
+    """The scaled stream that the block was given; of this and all other maps the channels are moved last."""
+    axis: int = -1
+    """Axis of the channels in the block's own stream."""
     altered: NormSite | None
     """A norm whose output was multiplied by `factor`, or None."""
     factor: float
@@ -59,7 +61,7 @@ class Replayer(Listener):
 
     def replay(
         self,
-        module: nn.Module,
+        block: BlockCall,
         args: tuple[object, ...],
         kwargs: dict[str, object],
         *,
@@ -86,9 +88,9 @@ class Replayer(Listener):
             def given(_name: str, tensor: Tensor) -> Tensor:
                 return x if tensor is stream else _widened(tensor, dtype)
 
-            replay = self.current = Replay(x=_copied(x), altered=altered, factor=factor)
+            replay = self.current = Replay(x=_copied(block.rows(x)), axis=block.axis, altered=altered, factor=factor)
             with torch.random.fork_rng(devices=devices):
-                output = _call(module, mapped(args, given), mapped(kwargs, given), dtype)
+                output = _call(block.module, mapped(args, given), mapped(kwargs, given), dtype)
         except (RuntimeError, TypeError) as error:
             # Sizes and types that do not fit; TypeError where a device has no float64.
             raise ReplayError(str(error)) from error
@@ -96,7 +98,7 @@ class Replayer(Listener):
             self.current = None
         y = first_output(output)
         assert y is not None
-        replay.y = _copied(y)
+        replay.y = _copied(block.rows(y))
         if replay.y.shape != replay.x.shape:
             raise ReplayError("this process has other rows of the output than of the input")
         return replay
@@ -104,14 +106,14 @@ class Replayer(Listener):
     def before_site(self, site: NormSite, x: Tensor) -> None:
         """Record the input of a norm."""
         if self.current is not None and site.path not in self.current.inputs:
-            self.current.inputs[site.path] = _copied(x)
+            self.current.inputs[site.path] = _copied(_rows(site, x, self.current.axis))
 
     def after_site(self, site: NormSite, y: Tensor, _given: object) -> Tensor | None:
         """Record the output of a norm, or alter it."""
         if self.current is None:
             return None
         if site.path not in self.current.outputs:
-            self.current.outputs[site.path] = _copied(y)
+            self.current.outputs[site.path] = _copied(_rows(site, y, self.current.axis))
         return y * self.current.factor if self.current.altered is site else None
 
     def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -134,6 +136,12 @@ def _call(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> obje
         return module(*args, **kwargs)
 
 
+def _rows(site: NormSite, tensor: Tensor, axis: int) -> Tensor:
+    """The input or output of a norm beside a stream whose channels are along this axis, with its channels last."""
+    is_map = tensor.dim() == 4 and axis == 1 and site.spec.rows.channel_axis == 1
+    return tensor.movedim(1, -1) if is_map else tensor
+
+
 def _copied(tensor: Tensor) -> Tensor:
     """A copy on the CPU, which later in-place operations of the block do not change."""
     return local(tensor).detach().clone().cpu()
@@ -144,6 +152,28 @@ def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if not tensor.is_floating_point() or torch.finfo(tensor.dtype).bits >= torch.finfo(dtype).bits:
         return tensor
     return tensor.to(dtype)
+
+
+def _placed_by_batch(block: BlockCall, norms: Sequence[nn.Module], replay: Callable[[], Replay]) -> Placement:
+    """The placement of batch norms, whose running statistics keep the scale of a stream; `replay` calls the block.
+
+    With their outputs at 0 the branch is gone: the block returns its stream, or what a ReLU at its end leaves of that.
+    """
+    entered: list[Tensor] = []
+
+    def silence(_module: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        entered.append(_copied(block.rows(args[0])))
+        return torch.zeros_like(y)
+
+    handles = [norm.register_forward_hook(silence) for norm in norms]
+    try:
+        silent = replay()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not any(median_cosine(silent.y, x) > _SAME_DIRECTION for x in (silent.x, silent.x.relu())):
+        return "unknown"
+    return "pre" if any(torch.equal(x, silent.x) for x in entered) else "in-branch"
 
 
 # A norm at the end of a stack reads what the last block returned, up to a factor.
@@ -213,7 +243,7 @@ class _Sweeper(Replayer):
         self._stream: Tensor | None = None
         self._entered: Tensor | None = None
         self._changes: dict[str, tuple[float, float]] = {}
-        self._in_block = False
+        self._in_block, self._axis = False, -1
         self._returned: tuple[int, Tensor, int] | None = None
         self._calls: Counter[int] = Counter()
         self._following: Counter[int] = Counter()
@@ -233,27 +263,29 @@ class _Sweeper(Replayer):
         if x is not None and self._returned is not None and not x.is_inference():
             before, y, version = self._returned
             self._following[block.index] += before == block.index - 1 and y is x and x._version == version
-        self._in_block = True
+        self._in_block, self._axis = True, block.axis
         self.visits.append(_Visit(block_list=block.path.rpartition(".")[0]))
         # Only a module can be called again.
         if block.path in self.sweeps or block.leaves is not None:
             return
         self.sweeps[block.path] = UNKNOWN
         # The block may overwrite its input.
-        self._entered = None if x is None else local(x).detach().to("cpu", torch.float64, copy=True)
-        rms = 0.0 if x is None else float(local(x).cpu().double().square().mean(-1).sqrt().nanmedian())
+        self._entered = None if x is None else block.rows(local(x).detach().to("cpu", torch.float64, copy=True))
+        rms = 0.0 if self._entered is None else float(self._entered.square().mean(-1).sqrt().nanmedian())
         if not 0 < rms < math.inf:
             return
         unit = max(1.0, 1.0 / rms)
 
         def read(dtype: torch.dtype) -> bool:
             def replay(scale: float, altered: NormSite | None, factor: float) -> Replay:
-                return self.replay(
-                    block.module, args, kwargs, scale=scale * unit, altered=altered, factor=factor, dtype=dtype
-                )
+                return self.replay(block, args, kwargs, scale=scale * unit, altered=altered, factor=factor, dtype=dtype)
 
             fingerprint = BlockResponse(self._sites, replay)
-            self.sweeps[block.path], roles = fingerprint.read()
+            found, roles = fingerprint.read()
+            norms = [each for each in block.module.modules() if isinstance(getattr(each, "running_mean", None), Tensor)]
+            if found.placement == "none" and norms:
+                found = replace(found, placement=_placed_by_batch(block, norms, lambda: replay(1000.0, None, 1.0)))
+            self.sweeps[block.path] = found
             self.roles = self.roles | roles
             return fingerprint.is_resolved
 
@@ -265,7 +297,7 @@ class _Sweeper(Replayer):
         if self.current is not None:
             return
         self._returned = None if y.is_inference() else (block.index, y, y._version)
-        y = local(y)
+        y = block.rows(local(y))
         self._in_block, self._stream = False, y
         x, self._entered = self._entered, None
         if x is not None and x.shape == y.shape and block.path not in self._changes:
@@ -275,7 +307,7 @@ class _Sweeper(Replayer):
 
     def before_site(self, site: NormSite, x: Tensor) -> None:
         super().before_site(site, x)
-        x, stream = local(x), self._stream
+        x, stream = _rows(site, local(x), self._axis), self._stream
         if self.current is None and not self._in_block:
             same_shape = stream is not None and stream.shape == x.shape
             self.visits.append(

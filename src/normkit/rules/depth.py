@@ -130,7 +130,7 @@ def _idle_alone(facts: Facts, seen: Sequence[Block]) -> Outcome:
     looks_at=("run",),
 )
 @of_a_run(NO_TRAINING)
-def steep_gradients(_facts: Facts, training: Training) -> Outcome:
+def steep_gradients(facts: Facts, training: Training) -> Outcome:
     """The gradient at the last block's output against that at the first's, median over the measured steps."""
     series = [each for each in training.of("activation gradient") if each.path]
     if len(series) < _FEWEST_BLOCKS:
@@ -143,6 +143,8 @@ def steep_gradients(_facts: Facts, training: Training) -> Outcome:
             measured=f"no gradient at all behind {counted(len(silent), 'block')}",
             evidence=(f"{silent[-1]}: the gradient of its output was exactly 0 at every measured step",),
         )
+    if len({block.stream_out.features for block in facts.blocks}) > 1:
+        return NotChecked("the blocks have streams of several widths, whose gradients differ anyway")
     ratios = profile_ratios(training)
     if not ratios:
         return NotChecked("no step with finite gradients at the first and the last block was measured")

@@ -134,10 +134,13 @@ def growing_stream(facts: Facts) -> Outcome:
     added = [block.branch_share * block.stream_in.rms_median for block in facts.blocks]
     if len(added) < _FEWEST_BLOCKS or not all(math.isfinite(value) for value in added):
         return None
-    *_, second, largest = sorted(added)
+    huge = facts.blocks[added.index(max(added))]
+    # Stages of several widths add to streams of their own.
+    width = huge.stream_out.features
+    alike = [value for value, block in zip(added, facts.blocks, strict=True) if block.stream_out.features == width]
+    *_, second, largest = 0.0, *sorted(alike)
     if not largest > _HUGE * second > 0:
         return None
-    huge = facts.blocks[added.index(largest)]
     return Hit(
         severity="warning",
         sites=(huge.path,),
@@ -156,7 +159,8 @@ def _growing_run(blocks: Sequence[Block]) -> Sequence[Block]:
     Behind norms only the later half counts: there additive growth at most doubles the variance, while small embeddings
     make a healthy stream jump at the first blocks.
     """
-    free = all(block.branch_slope > _FREE_BRANCH for block in blocks)
+    # The running statistics of a batch norm inside the branch keep the scale, and it is a norm all the same.
+    free = all(block.branch_slope > _FREE_BRANCH and block.placement != "in-branch" for block in blocks)
     run = blocks if free else blocks[len(blocks) // 2 :]
     if len(run) < _FEWEST_STEPS or len({block.stream_in.features for block in run}) > 1:
         return ()

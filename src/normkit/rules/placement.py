@@ -187,6 +187,10 @@ def _missing_declared(facts: Facts, baseline: Baseline) -> Hit | None:
 def _open_stream(facts: Facts) -> Hit | None:
     """Pre-norm blocks whose sum nothing normalizes, in a model with unknown intent: a note."""
     others = (*(norm.path for norm in facts.handwritten), *(norm.path for norm in facts.others))
+    # A batch norm may be the final one, and a norm that reads the last block's output beside others, as in a UNet.
+    last_inside = max((site.order for site in facts.sites if site.block is not None), default=-1)
+    if facts.batch_norms or any(site.block is None and site.order > last_inside for site in facts.sites):
+        return None
     inside = tuple(f"{block.path}{mark}" for block in facts.blocks for mark in ".:")
     if facts.final_norm is not None or len(facts.blocks) < 2 or any(not path.startswith(inside) for path in others):
         return None
@@ -248,7 +252,7 @@ def unseen_norm(facts: Facts) -> Outcome:
     handwritten = [norm for norm in facts.handwritten if not norm.keeps_scale]
     cases = [Case(norm.path, "note", norm.reason, 1.0) for norm in handwritten]
     known = [norm.path for norm in handwritten] + [site.path for site in facts.sites]
-    known += [other.path for other in facts.others]
+    known += [other.path for other in facts.others] + [norm.path for norm in facts.batch_norms]
     for block in facts.blocks:
         # A block of one called norm is that norm's; one that is not linear for another reason also forgets scale.
         if any(path.startswith((f"{block.path}.", f"{block.path}:")) or path == block.path for path in known):

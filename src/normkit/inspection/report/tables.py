@@ -21,6 +21,7 @@ PLACEMENTS: dict[Placement, str] = {
     "post": "post-norm",
     "peri": "peri-norm",
     "output-only": "norm on the branch's output",
+    "in-branch": "norm inside the branch",
     "none": "no norm",
     "residual-after-norm": "residual taken after the norm",
     "unknown": "unknown",
