@@ -120,3 +120,8 @@ def test_an_inspection_on_one_token_again_and_again_says_so_first():
     assert found.measured == "all 100 tokens of the text are the same token"
     for other in (replace(same.model, tokens=1), replace(same.model, distinct=2)):
         assert constant_input.check(replace(same, model=other)) is NO_RUN
+
+
+def test_labels_of_one_step_that_are_all_the_same_are_not_told_as_one_label():
+    (flaw,) = flaws(training(LABELS, series("label spread", [0.0] * 60)))
+    assert flaw.measured == "1920 sampled labels: those of one step are all the same, in steps 0 to 59"

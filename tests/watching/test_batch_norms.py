@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import normkit as nk
 from helpers import finding_of
+from normkit.watching.answers import NORM
 
 CHANNELS = 6
 
@@ -57,6 +58,8 @@ def test_statistics_are_those_of_the_newest_measured_step():
     assert norm.stretch == pytest.approx(float(((variance + 1e-5).sqrt() / deviation)[norm.channel]), rel=1e-4)
     assert [each.rule for each in found.findings if each.rule in ("C7", "C9")] == []
     assert not model[1]._forward_pre_hooks
+    replies = {each.question: (each.verdict, each.detail) for each in found.training.answers}
+    assert replies[NORM] == ("no", "1 batch norm: no fault in statistics, gains and biases.")
 
 
 def test_calls_of_a_step_count_together():

@@ -63,7 +63,7 @@ def described(training: Training) -> str:
     parts = [f"{len(digests)} batches" if len(digests) > 1 else "One batch"]
     if len(digests) > 1:
         again = sum(one == other for one, other in itertools.pairwise(digests))
-        parts.append("no two in a row alike" if not again else f"{again} the same as the one before")
+        parts.append("no two in a row alike" if not again else f"{again} sampled as the one before")
     if distinct := list(_values(training, "batch distinct").values()):
         parts.append(f"{min(distinct):.0f} to {max(distinct):.0f} different values in a sample of each")
     if shares := list(_values(training, "labels next").values()):
@@ -309,7 +309,7 @@ def _constant_labels(training: Training) -> Flaw | None:
     count = sum(seen[step] for step in last)
     if count < _LABELS_SEEN or len(last) < _LASTS or _constant(training) is not None:
         return None
-    words = f"{count:.0f} sampled labels are all the same, {_in_steps(last)}"
+    words = f"{count:.0f} sampled labels: those of one step are all the same, {_in_steps(last)}"
     return Flaw(kind="constant labels", step=last[0], severity="warning", measured=words)
 
 

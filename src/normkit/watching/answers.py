@@ -47,6 +47,7 @@ def answer(
     sites: Sequence[Site],
     blocks: Sequence[Block],
     attentions: Sequence[Attention],
+    num_batch_norms: int = 0,
 ) -> Training:
     """Fill in where it began, the five answers, what to change first and how to confirm it.
 
@@ -57,7 +58,7 @@ def answer(
     began = origin(training)
     replies = {
         DATA: _data(findings, training),
-        NORM: _norm(grave, sites, training),
+        NORM: _norm(grave, sites, training, num_batch_norms),
         RATE: _rate(attentions, began, training),
         CLIPPING: _clipping(began, training),
         START: _start(grave, blocks, training),
@@ -95,9 +96,11 @@ def _told(findings: Sequence[Finding]) -> str:
     return told + (f"; and {len(findings) - 2} more" if len(findings) > 2 else "")
 
 
-def _norm(findings: Sequence[Finding], sites: Sequence[Site], training: Training) -> Reply:
+def _norm(findings: Sequence[Finding], sites: Sequence[Site], training: Training, num_batch_norms: int) -> Reply:
     if wrong := [each for each in findings if _is_of_norms(each, sites)]:
         return "yes", f"{_told(wrong)}.", tuple(dict.fromkeys(path for each in wrong for path in each.sites))
+    if not sites and num_batch_norms and not any(each.rule == "E3" for each in findings):
+        return "no", f"{counted(num_batch_norms, 'batch norm')}: no fault in statistics, gains and biases.", ()
     if not sites:
         return "unknown", "No norm was found, so none could be checked.", ()
     if any(each.rule == "E3" for each in findings):
