@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
-from normkit.checkpoint.norm_neighbours import made_up
 from normkit.errors import InputError, ModelError
 from normkit.measurement.texts import Batches, context_length
 from normkit.text import clipped, counted, typed_line
@@ -67,6 +66,8 @@ def from_random_pixels(model: Any) -> Batches:
         InputError: If it takes none.
     """
     import torch
+
+    from normkit.checkpoint.norm_neighbours import made_up
 
     for drawn in made_up(model):
         pixels = drawn.to(next(model.parameters()).dtype)
