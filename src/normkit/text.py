@@ -185,6 +185,16 @@ def spread(values: Iterable[float]) -> str:
     return _span(values, significant)
 
 
+def count_spread(counts: Iterable[float]) -> str:
+    """`spread` of whole numbers, with commas.
+
+    Example:
+        >>> count_spread([64, 2048])
+        '64 to 2,048'
+    """
+    return _span(counts, lambda count: f"{int(count):,}")
+
+
 def percent_spread(shares: Iterable[float]) -> str:
     """`spread` of percentages, each as in `rounded_percent`.
 

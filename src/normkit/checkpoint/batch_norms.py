@@ -41,7 +41,7 @@ class BatchNormPlan:
     """The batch norms that are folded, and what the maps beside them become."""
 
     plan: FoldPlan
-    """What is done with each norm, and the refusals."""
+    """The change of each norm, and the refusals."""
     maps: dict[str, Values] = field(repr=False)
     """Path of a convolution or linear map -> its new weight and bias."""
 

@@ -37,7 +37,7 @@ class Affine:
 
     @property
     def shift(self) -> Tensor:
-        """What it adds to 0."""
+        """Its value at 0."""
         return self.bias - self.mean * self.scale
 
 

@@ -29,7 +29,7 @@ class Call:
     input: Tensor
     """The first tensor argument. Tensors are held, so that no other takes their memory."""
     output: Tensor
-    """What was returned."""
+    """The returned tensor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Dataflow:
     """The calls of some modules in one run, and every read of a tensor in it."""
 
     calls: dict[nn.Module, list[Call]] = field(default_factory=lambda: defaultdict(list))
-    """Of the modules asked for; a call that gives or takes no tensor is left out."""
+    """Calls of the modules asked for; a call that gives or takes no tensor is left out."""
     reads: dict[int, list[Read]] = field(default_factory=lambda: defaultdict(list))
     """Place in memory -> its reads, in order. Views alone are no reads."""
     makers: dict[int, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Dataflow:
     """Places in memory of the model's outputs."""
 
     def other_reader(self, tensor: Tensor, since: int, module: nn.Module) -> str | None:
-        """What reads a tensor from an operation on, outside of a module; None if nothing does."""
+        """The reader of a tensor from an operation on, outside of a module; None if there is none."""
         place = place_of(tensor)
         for read in self.reads[place]:
             if read.order >= since and module not in read.modules:
@@ -106,7 +106,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(leaf, Tensor) and (place := place_of(leaf)) not in taken:
                     # Memory that was freed and taken again: earlier reads were those of another tensor.
                     self.seen.reads.pop(place, None)
-                    # What is done to a batch before the model takes it is none of the model's operations.
+                    # Operations on a batch before the model takes it are none of the model's.
                     self.seen.makers[place] = read.operation if self.running else ""
         self.order += 1
         return output

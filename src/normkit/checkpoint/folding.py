@@ -194,7 +194,7 @@ def memory_needed(plan: FoldPlan, source: CheckpointSource, threads: int) -> int
     """Bytes that the process occupies at most: what it does now, every vector, and the buffers of each thread."""
     widest = max((tensor.matrix[1] for tensor in source.tensors.values()), default=0)
     each = _ARRAYS * 8 * max(CHUNK, widest) + PIECE
-    # What a rotation along another axis than the last mixes is held in both dtypes.
+    # The numbers that a rotation along another axis than the last mixes are held in both dtypes.
     each += max(
         (
             slab_rows(edit, info := source.tensors[edit.source]) * info.matrix[1] * 2 * TORCH[edit.dtype].itemsize

@@ -25,11 +25,11 @@ class Headroom:
     """The largest |elements| of one run."""
 
     stream: float
-    """Of the sums that `scale` halves, of what is written to them, and of what norms of queries and keys read."""
+    """Largest of the sums that `scale` halves, of their writers' outputs, and of the inputs of query and key norms."""
     stream_place: str
     """The module that reads or writes it."""
     other: float
-    """Of the outputs of all other modules."""
+    """Largest of the outputs of all other modules."""
     other_place: str
     """The module that gives it."""
 

@@ -54,7 +54,7 @@ class LoadedModel:
 
 
 def media_beside(model: Any) -> str:
-    """What a model reads beside token ids: pixel_values, input_features or input_values; "" for any other model."""
+    """The input that a model reads beside token ids: pixel_values, input_features or input_values; "" for others."""
     takes = signatures.signature(model.forward).parameters
     known = (each for each in ("pixel_values", "input_features", "input_values") if each in takes)
     return next(known, "") if "input_ids" in takes else ""
@@ -236,7 +236,7 @@ def _tokenizer(folder: Path) -> tuple[Any, tuple[str, ...]]:
 
 
 def _processor(folder: Path, model: Any) -> Any:
-    """What makes a model's input of images or of sound; if it cannot be loaded, the reason."""
+    """The processor that makes a model's input of images or of sound; if it cannot be loaded, the reason."""
     import transformers
 
     beside = media_beside(model)

@@ -144,7 +144,7 @@ class Agreement:
     unit: float
     """That half unit, relative: of the coarsest dtype that folding rounded to; 0 if it rounded none."""
     noun: str = "token"
-    """What is counted: "token" or "image"."""
+    """The unit that is counted: "token" or "image"."""
 
     @property
     def holds(self) -> bool:

@@ -113,7 +113,7 @@ def made_up(model: nn.Module) -> Iterator[Tensor]:
 
 
 def beside_norms(model: nn.Module, seen: Dataflow, take: Take) -> tuple[tuple[NormChange, ...], tuple[Refusal, ...]]:
-    """What becomes of each batch norm of a model whose run was seen, and the refusals; `take` is asked in order."""
+    """The change of each batch norm of a model whose run was seen, and the refusals; `take` is asked in order."""
     neighbours, changes, refusals = _Neighbours(model, seen), [], []
     for path, norm in batch_norms_of(model).items():
         found = neighbours.asked(path, norm, take)
@@ -138,7 +138,7 @@ class _Neighbours:
         self._takers = {place_of(call.input): (layer, call.input) for layer, call in calls}
 
     def asked(self, path: str, norm: nn.Module, take: Take) -> NormChange | str:
-        """What becomes of a norm that the map before or after it takes, or why none does."""
+        """The change of a norm that the map before or after it takes, or the reason why neither does."""
         if reason := self._against_norm(path, norm):
             return reason
         reasons = []

@@ -135,7 +135,7 @@ def _settle(model: Any) -> None:
     for name, held in stored(model).items():
         path, _, key = name.rpartition(".")
         parts.setdefault(model.get_submodule(path), {})[key] = held
-    # What a small module shares with a large one stays in the files for both.
+    # Tensors that a small module shares with a large one stay in the files for both.
     in_files = {
         held.place
         for module, own in parts.items()

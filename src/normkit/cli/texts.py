@@ -143,7 +143,7 @@ def _beside_text(
     images: Path | None,
     sound: Sequence[Path],
 ) -> Batches:
-    """What a model of text with images or sound in it is run on: both, or the text alone if that is what was given."""
+    """The batches of a model of text with images or sound in it: both, or the text alone if only that was given."""
     wrong = "--audio" if option == "--images" else "--images"
     if sound if wrong == "--audio" else images is not None:
         raise InputError(f"{loaded.architecture} reads no {wrong[2:]}: give {option} or --text in place of {wrong}")

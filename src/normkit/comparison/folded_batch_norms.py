@@ -26,7 +26,7 @@ from normkit.text import counted, significant
 
 @dataclass(frozen=True, kw_only=True)
 class FoldedBatchNorm:
-    """What became of a batch norm of the reference that the port lacks."""
+    """The fate of a batch norm of the reference that the port lacks."""
 
     path: str
     """Path of the norm in the reference."""

@@ -35,7 +35,7 @@ class StoredNorm:
     names: tuple[str, ...]
     """Names of its tensors."""
     place: int
-    """Of its mean among the tensors."""
+    """The place of its mean among the tensors."""
     gain: Tensor
     bias: Tensor
     mean: Tensor

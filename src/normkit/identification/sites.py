@@ -204,7 +204,7 @@ def _batch_norm_that_stands_still(call: ModuleCall, module: nn.Module) -> OtherN
         gain = gain.detach().double().cpu() if isinstance(gain, Tensor) else torch.ones_like(mean)
         added = ((gain / slope).square() - variance)[slope != 0]
         is_straight = torch.allclose(three - none, 3 * (one - none), rtol=1e-9, atol=0.0)
-        # Of each channel the same number is added to the variance.
+        # The same number is added to the variance of each channel.
         if not is_straight or bool(
             (added - added.median() > 1e-6 * (variance.max() + 1)).any() if len(added) else False
         ):

@@ -90,7 +90,7 @@ class DataStatistics(Listener):
 
     def __init__(self, model: nn.Module, others: Sequence[OtherNorm]) -> None:
         self.sites: list[NormSite] = []
-        """What `observed` has to tell of."""
+        """The norms whose calls `observed` tells."""
         self.dropout: dict[str, tuple[float, str]] = {}
         """By path: `BatchNorm.dropout` and `BatchNorm.behind`."""
         self.given, self.repeated = 0, 0

@@ -383,4 +383,4 @@ class ModelFacts:
     """Distinct token ids among those that entered statistics; None where the batches hold none, or images or sound
     beside them."""
     unit: str = "token"
-    """What `tokens` counts: "token", "image", "recording", or "sample" where a batch is (B, n) of numbers."""
+    """The unit that `tokens` counts: "token", "image", "recording", or "sample" where a batch is (B, n) of numbers."""

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 MOST_FILES = 64
-"""Of more images or recordings, the first are taken: statistics of rows hardly change from there on."""
+"""Most images or recordings that are taken: statistics of rows hardly change from there on."""
 # A larger file would need more than a gigabyte.
 _MOST_PIXELS = 100_000_000
 _MOST_SECONDS = 30
 _SIGNAL_SECONDS = 6
 # Characters of the text beside an image or a recording.
 _PIECE = 256
-# What a decoder of words is given beside a sound.
+# Words that a decoder is given beside a sound.
 _WORDS = 64
 
 
@@ -245,7 +245,7 @@ def _image(file: Path) -> Image:
 
 
 def _processed(loaded: LoadedModel, what: str, *given: Any, needed: str = "", **options: Any) -> dict[str, Any]:
-    """What the processor returns, without what the model does not take."""
+    """The tensors that the processor returns and that the model takes."""
     takes = signatures.signature(loaded.model.forward).parameters
     try:
         with quiet_libraries():

@@ -124,7 +124,7 @@ class _Readers(Listener):
                 self._waiting[norm] = y, left - 1
 
     def after(self, _path: str, _output: object) -> None:
-        """What leaves a module tells nothing."""
+        """Outputs of modules tell nothing."""
 
 
 def _modulation(norm: str, reader: str, y: Tensor, x: Tensor) -> Modulation | None:

@@ -220,7 +220,7 @@ def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Le
         if any(each and (each.value is None or each.value["output"] != "as in eval") for each in trained):
             # Not every model can be called in training mode: then that shows nothing.
             if name_of_ids(batch) is None:
-                # What batch norms do with images in training is known.
+                # The coupling of images by batch norms in training is known.
                 return tuple(leaks)
             with suppress(Exception), in_mode(model, training=True):
                 leaks += seen.leaks("training")

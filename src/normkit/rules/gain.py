@@ -18,7 +18,7 @@ _GAP = 0.5
 MOST_SITES = 0.8
 """Share of the norms at which a sign of one cause must show."""
 _SCATTER_MEAN, _SCATTER_NEGATIVE = 0.3, 0.2
-# Of the norms of four trained models at most one in eight has as many negative gains.
+# At most one in eight norms of four trained models has as many negative gains.
 _BOTH_SIGNS, _NEARER = 0.03, 0.5
 SCATTER_RMS = 0.3
 """A gain around 0 gives rows shorter than this."""

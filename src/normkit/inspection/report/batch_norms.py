@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from normkit.show.grouping import grouped
 from normkit.show.parts import Column, Fact, Section, Table
-from normkit.text import counted, percent_spread, spread
+from normkit.text import count_spread, counted, percent_spread, spread
 
 if TYPE_CHECKING:
     from normkit.inspection.result import Inspection
@@ -22,17 +22,12 @@ def _short(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _counts(values: Sequence[float]) -> str:
-    low, high = (f"{int(value):,}" for value in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
-
-
 _COLUMNS = (
     Column("path", "batch norm"),
-    Column("channels", "channels", _counts),
+    Column("channels", "channels", count_spread),
     Column("eps", "eps", _short),
     Column("share", "momentum", _short, "share of the running statistics that one batch replaces, as observed"),
-    Column("batches", "batches", _counts, "that it has counted"),
+    Column("batches", "batches", count_spread, "that it has counted"),
     Column("mode", "mode", meaning="training: it normalizes by the batch"),
     Column(
         "change",
@@ -46,8 +41,8 @@ _COLUMNS = (
     Column("stretch", "deviation", spread, "there, the data's deviation over the running one"),
     Column("sampling", "sampling", percent_spread, "how far so few samples alone would move the median channel"),
     Column("eps_share", "eps share", percent_spread, "of variance + eps, in the median channel"),
-    Column("dead", "gains 0", _counts, "channels that leave as the bias alone"),
-    Column("flat", "flat", _counts, "channels with a running variance below eps"),
+    Column("dead", "gains 0", count_spread, "channels that leave as the bias alone"),
+    Column("flat", "flat", count_spread, "channels with a running variance below eps"),
 )
 TERMINAL = ("path", "channels", "change", "largest", "eps_share", "dead")
 """The columns that fit a terminal."""
@@ -78,7 +73,7 @@ def batch_norm_glance(inspection: Inspection) -> Fact:
             usual, _ = Counter(known).most_common(1)[0]
             parts.append(f"{label} {_short([usual]) if len(set(known)) == 1 else _short(known)}")
     if batches := [norm.batches for norm in norms if norm.batches > 0]:
-        parts.append(f"{_counts(batches)} batches counted")
+        parts.append(f"{count_spread(batches)} batches counted")
     empty = sum(not norm.is_gathered for norm in norms)
     if empty == len(norms):
         words = "no statistics gathered yet"

@@ -11,7 +11,7 @@ from normkit.measurement.facts import Placement, Site
 from normkit.show.formula import formula_name
 from normkit.show.grouping import grouped, merged, pattern
 from normkit.show.parts import Column, Fact, Section, Table
-from normkit.text import counted, degree_spread, percent_spread, rounded_percent, shortened, spread
+from normkit.text import count_spread, counted, degree_spread, percent_spread, rounded_percent, shortened, spread
 
 if TYPE_CHECKING:
     from normkit.inspection.result import Inspection
@@ -32,12 +32,6 @@ PLACEMENTS: dict[Placement, str] = {
 def _at_most(shares: Sequence[float]) -> str:
     text = rounded_percent(max(shares))
     return text if len(shares) == 1 or text.startswith("<") else f"at most {text}"
-
-
-def _whole(numbers: Sequence[float]) -> str:
-    """The range of some whole numbers, or the number if they are equal."""
-    low, high = f"{int(min(numbers)):,}", f"{int(max(numbers)):,}"
-    return low if low == high else f"{low} to {high}"
 
 
 def _slopes(values: Sequence[float]) -> str:
@@ -64,10 +58,10 @@ _GEOMETRY = (
     Column("centring", "centring", degree_spread, "how far that alone turns the median row"),
     Column("in", "lengths in", spread, "longest over shortest row, 95 % over 5 % quantile; 1 where all are as long"),
     Column("out", "lengths out", spread, "the same of what leaves"),
-    Column("dimension", "dim", _whole, "of the image, the surface that rows land on"),
+    Column("dimension", "dim", count_spread, "of the image, the surface that rows land on"),
     Column("axes", "semi-axes", spread, "of the image, shortest to longest, over √n"),
     Column("ratio", "ratio", spread, "longest over shortest semi-axis"),
-    Column("dead", "dead gains", _whole, "as good as 0, so that their feature is constant"),
+    Column("dead", "dead gains", count_spread, "as good as 0, so that their feature is constant"),
 )
 _KEYS = (
     Column("path", "attention call"),
