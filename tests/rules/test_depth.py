@@ -125,12 +125,36 @@ def test_the_median_step_counts():
     run = gradients(1e-3, 1e-3, 1e-3)
     first = replace(run.series[2], values=(1.0, *run.series[2].values[1:]))
     assert steep_gradients.check(facts(training(*run.series[:2], first))) is None
-    assert profile_ratios(training(*run.series[:2], first))[0] == (0, 1.0 / run.series[0].values[0])
+    depth = [f"blocks.{index}" for index in range(3)]
+    assert profile_ratios(training(*run.series[:2], first), depth)[0] == (0, 1.0 / run.series[0].values[0])
+
+
+def test_encoder_and_decoder_are_a_depth_each():
+    def run(*levels):
+        paths = [f"{part}.layers.{place}" for part in ("encoder", "decoder") for place in range(3)]
+        pairs = zip(paths, levels, strict=True)
+        return facts(training(*(series("activation gradient", [level], path) for path, level in pairs), vocabulary=32))
+
+    level, fading = run(1e-5, 1e-5, 1e-5, 1e-3, 1e-3, 1e-3), run(1e-5, 1e-5, 1e-5, 1e-3, 1e-2, 1e-1)
+    assert steep_gradients.check(level) is None
+    assert steep_gradients.check(fading).sites == ("decoder.layers.0", "decoder.layers.2")
+    for each, ratio in ((level, None), (fading, "100 times as large")):
+        start = replace(each.training, series=(*each.training.series, series("loss", [UNIFORM])))
+        outcome = poor_start.check(replace(each, training=start))
+        assert (outcome is None) == (ratio is None)
+        assert ratio is None or ratio in outcome.evidence[0]
 
 
 def test_a_block_without_any_gradient():
-    outcome = steep_gradients.check(facts(gradients(0.0, 0.0, 1e-3)))
+    run = gradients(0.0, 0.0, 1e-3)
+    outcome = steep_gradients.check(facts(run))
     assert (outcome.severity, outcome.sites) == ("error", ("blocks.0", "blocks.1"))
+    # Gates that start at 0 open within some steps; those of trained weights have done so.
+    started = replace(run, series=tuple(replace(one, steps=one.steps[:1], values=one.values[:1]) for one in run.series))
+    assert isinstance(steep_gradients.check(facts(started)), NotChecked)
+    learnt = replace(started, series=(*started.series, series("gain mean", [1.0], "norm")))
+    learnt = replace(learnt, parameters=(parameter("norm.weight", "gain", site="norm", first_spread=0.1),))
+    assert steep_gradients.check(facts(learnt)).severity == "error"
 
 
 def test_what_was_not_measured_is_not_checked():

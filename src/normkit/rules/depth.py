@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 
 from normkit.measurement.facts import Block
 from normkit.measurement.training import Quantity, Series, Training
-from normkit.rules.facts import Facts
+from normkit.rules.facts import Facts, stacks
 from normkit.rules.finding import Severity
 from normkit.rules.rule import (
     CAUSES,
@@ -30,6 +30,8 @@ _IDLE_SHARE, _IDLE_COSINE, _IDLE_BLOCKS = 0.02, 0.998, 0.25
 # Healthy runs of the demo models stay between 1.2 and 4.6.
 _STEEP = 10.0
 _FEWEST_BLOCKS = 3
+# Each of the layers that start at 0 one behind another, as adaLN-Zero's gates and last layer, takes one step to open.
+_OPEN = 4
 # Healthy starts of the demo models: 0.98 to 1.05.
 _POOR_START, _BAD_START = 1.25, 2.0
 _NOT_A_MEAN = 50.0
@@ -111,9 +113,9 @@ def _idle_alone(facts: Facts, seen: Sequence[Block]) -> Outcome:
     title="Gradients fade or swell over the depth",
     severity="error",
     threshold=(
-        f"gradient behind the last block over that behind the first, as it is and relative to the stream, median "
-        f"over the measured steps, above {_STEEP:g} or below {1 / _STEEP:g} (warning); exactly 0 behind a block at "
-        "every step (error)"
+        "gradient behind the last block of a stack over that behind its first, as it is and relative to the stream, "
+        f"median over the measured steps, above {_STEEP:g} or below {1 / _STEEP:g} (warning); exactly 0 behind a block "
+        f"at every measured step, of weights that were trained before or with one from step {_OPEN} on (error)"
     ),
     source="Xiong et al. 2020, arXiv:2002.04745; healthy runs of the demo models stay between 1.2 and 4.6",
     why=(
@@ -131,11 +133,13 @@ def _idle_alone(facts: Facts, seen: Sequence[Block]) -> Outcome:
 )
 @of_a_run(NO_TRAINING)
 def steep_gradients(facts: Facts, training: Training) -> Outcome:
-    """The gradient at the last block's output against that at the first's, median over the measured steps."""
+    """The gradient at the last block's output against that at the first's of each stack, median over the steps."""
     series = [each for each in training.of("activation gradient") if each.path]
     if len(series) < _FEWEST_BLOCKS:
         return NotChecked("the gradients of fewer than three blocks were measured")
     silent = [each.path for each in series if each.values and all(value == 0 for value in each.values)]
+    if silent and not (training.began_trained or any(each.steps[-1] >= _OPEN for each in series)):
+        return NotChecked(f"gates and heads that start at 0 let gradients through after some steps; fewer than {_OPEN}")
     if silent:
         return Hit(
             severity="error",
@@ -143,33 +147,50 @@ def steep_gradients(facts: Facts, training: Training) -> Outcome:
             measured=f"no gradient at all behind {counted(len(silent), 'block')}",
             evidence=(f"{silent[-1]}: the gradient of its output was exactly 0 at every measured step",),
         )
-    if len({block.stream_out.features for block in facts.blocks}) > 1:
+    depths = [depth for depth in _depths(facts, training) if len(depth) >= _FEWEST_BLOCKS]
+    if not depths:
+        return NotChecked("no stack has three blocks whose gradients were measured")
+    widths = {block.path: block.stream_out.features for block in facts.blocks}
+    if not (depths := [depth for depth in depths if len({widths.get(path) for path in depth} - {None}) < 2]):
         return NotChecked("the blocks have streams of several widths, whose gradients differ anyway")
-    ratios = profile_ratios(training)
-    if not ratios:
+    if not (seen := [(depth, ratios) for depth in depths if (ratios := profile_ratios(training, depth))]):
         return NotChecked("no step with finite gradients at the first and the last block was measured")
-    ratio = median(ratio for _, ratio in ratios)
-    if 1 / _STEEP <= ratio <= _STEEP:
+    by_path = {each.path: _by_step(each) for each in series}
+    cases = []
+    for depth, ratios in seen:
+        ratio = median(ratio for _, ratio in ratios)
+        if 1 / _STEEP <= ratio <= _STEEP:
+            continue
+        step, steepness = ratios[-1][0], max(ratio, 1 / ratio)
+        weaker, stronger = ("first", "last") if ratio > 1 else ("last", "first")
+        measured = (
+            f"the gradient is {steepness:.3g} times smaller at the {weaker} block than at the {stronger}: a factor of "
+            f"{steepness ** (1 / (len(depth) - 1)):.2f} a block"
+        )
+        lines = (
+            *(f"step {step}: rms {by_path[path][step]:.3g} behind {path}" for path in (depth[0], depth[-1])),
+            f"median ratio over {counted(len(ratios), 'measured step')}: {ratio:.3g}",
+        )
+        cases.append((steepness, (depth[0], depth[-1]), measured, lines))
+    if not cases:
         return None
-    step, steepness = ratios[-1][0], max(ratio, 1 / ratio)
-    weaker, stronger = ("first", "last") if ratio > 1 else ("last", "first")
-    first, last = series[0], series[-1]
+    cases.sort(key=lambda case: -case[0])
     return Hit(
         severity="warning",
-        sites=(first.path, last.path),
-        measured=(
-            f"the gradient is {steepness:.3g} times smaller at the {weaker} block than at the {stronger}: a factor of "
-            f"{steepness ** (1 / (len(series) - 1)):.2f} a block"
-        ),
-        evidence=(
-            *(f"step {step}: rms {_by_step(each)[step]:.3g} behind {each.path}" for each in (first, last)),
-            f"median ratio over {counted(len(ratios), 'measured step')}: {ratio:.3g}",
-        ),
+        sites=tuple(path for _, ends, _, _ in cases for path in ends),
+        measured=cases[0][2],
+        evidence=tuple(line for _, _, _, lines in cases for line in lines),
     )
 
 
-def profile_ratios(training: Training) -> list[tuple[int, float]]:
-    """Steps, and the gradient behind the last block over the gradient behind the first.
+def _depths(facts: Facts, training: Training) -> list[list[str]]:
+    """Paths of the blocks whose gradients were measured, one stack after the other; of a model without any, norms."""
+    paths = [each.path for each in training.of("activation gradient") if each.path]
+    return [paths] if {site.path for site in facts.sites}.issuperset(paths) else stacks(paths)
+
+
+def profile_ratios(training: Training, depth: Collection[str]) -> list[tuple[int, float]]:
+    """Steps, and the gradient behind the last block of a stack over the gradient behind the first.
 
     The ratio is taken as it is or relative to the stream's rms, whichever is nearer to 1: if a block lengthens a short
     stream, the gradient shrinks by as much, and nothing is lost.
@@ -180,7 +201,7 @@ def profile_ratios(training: Training) -> list[tuple[int, float]]:
         return last / first if first else math.nan
 
     gradients, streams = (
-        [_by_step(each) for each in training.of(quantity) if each.path]
+        [_by_step(each) for each in training.of(quantity) if each.path in depth]
         for quantity in ("activation gradient", "stream rms")
     )
     found = []
@@ -204,7 +225,7 @@ def _by_step(series: Series) -> dict[int, float]:
     threshold=(
         f"a first loss above {_POOR_START:g} times log(vocabulary) (warning) or {_BAD_START:g} times (error); in "
         f"an untrained model, attention logits above {_LARGE_LOGITS:g} or gradients {_STEEP_START:g} times apart "
-        "over the depth in the first step (warning)"
+        "over the depth of a stack in the first step (warning)"
     ),
     source=(
         "an even guess has a loss of log(vocabulary); healthy starts of the demo models: 0.98 to 1.05 times that, "
@@ -249,7 +270,9 @@ def poor_start(facts: Facts, training: Training) -> Outcome:
     logits, place = max(bounds, default=(math.nan, ""))
     if logits > _LARGE_LOGITS:
         lines.append(f"{place}: attention logits up to {logits:.3g} in the first step")
-    ratio = next((ratio for step, ratio in profile_ratios(training) if step == 0), 1.0)
+    starts = (profile_ratios(training, depth) for depth in _depths(facts, training))
+    firsts = [ratio for ratios in starts for step, ratio in ratios if step == 0]
+    ratio = max(firsts, key=lambda ratio: abs(math.log(ratio)), default=1.0)
     if not 1 / _STEEP_START <= ratio <= _STEEP_START:
         lines.append(f"the first gradient is {ratio:.3g} times as large behind the last block as behind the first")
     if not lines:

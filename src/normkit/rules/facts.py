@@ -215,6 +215,14 @@ class Facts:
         return [part for site in self.sites for part in (site.gain, site.bias) if part is not None]
 
 
+def stacks(paths: Iterable[str]) -> list[list[str]]:
+    """Paths of blocks, those of each list by themselves: encoder and decoder are a depth each."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(path.rpartition(".")[0], []).append(path)
+    return [*found.values()]
+
+
 def is_constant(part: Spectrum) -> bool:
     """All entries of a gain or bias are equal."""
     return part.quantiles[0] == part.quantiles[-1]
