@@ -14,7 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 import normkit as nk
 from faulty_norms import OverAxes
 from helpers import finding_of
-from media_models import UNet
+from media_models import UNet, media_model
 from normkit.conventions.rows import CHANNELS_LAST
 from normkit.identification.passport import Passport
 from normkit.inspection.result import infer
@@ -260,3 +260,17 @@ def test_a_group_norm_over_other_rows_than_in_all_other_modules_of_a_class(fault
         return
     assert (found.severity, found.sites[0].partition(":")[0]) == ("warning", "middle.0.norm2")
     assert found.evidence[0].endswith("of the same norm in 3 other modules of its class is a whole sample, in 4 groups")
+
+
+@pytest.mark.slow
+def test_a_group_norm_of_the_stock_class_with_another_number_of_groups():
+    model, batch = media_model("Wav2Vec2")
+    path = "feature_extractor.conv_layers.0.layer_norm"
+    clean = nk.inspect(model, batch)
+    assert finding_of(clean, "C1") is None
+    assert finding_of(clean, "C18") is None
+    model.get_submodule(path).num_groups = 1
+    found = nk.inspect(model, batch)
+    assert (finding_of(found, "C1").severity, finding_of(found, "C1").sites) == ("error", (path,))
+    # C1 says it already.
+    assert finding_of(found, "C18") is None

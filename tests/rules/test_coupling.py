@@ -134,6 +134,34 @@ def test_padding_that_enters_a_batch_norm_in_training(inspected, is_padded, seve
     assert "in training mode" in found.measured
 
 
+class Sound(nn.Module):
+    """A front end with a norm over time, as that of Wav2Vec2: each channel of each sample by itself."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(1, 8, 4, stride=4), norm
+
+    def forward(self, input_values):
+        return self.norm(self.conv(input_values[:, None]))
+
+
+@pytest.mark.parametrize("zeros", [0, 4, 40])
+@pytest.mark.parametrize("norm", [nn.GroupNorm(8, 8), nn.InstanceNorm1d(8), nn.BatchNorm1d(8)])
+def test_zeros_at_the_ends_of_sounds(norm, zeros):
+    torch.manual_seed(0)
+    sounds = torch.randn(4, 80)
+    sounds[1:3, 80 - zeros :] = 0
+    if isinstance(norm, nn.BatchNorm1d):
+        norm.running_mean += 0.1
+    # Four zeros of 80 may be chance.
+    inspection = nk.inspect(Sound(norm).eval(), {"input_values": sounds})
+    found = finding_of(inspection, "C17" if isinstance(norm, nn.BatchNorm1d) else "C6")
+    assert (found and found.severity) == (None if zeros < 40 else "warning" if found.rule == "C6" else "note")
+    if zeros == 40:
+        # Half of the frames of two of four sounds: 25 %, the limit of C17.
+        assert found.sites == ("norm",)
+
+
 # C7.
 
 

@@ -22,7 +22,7 @@ from normkit.identification.sites import NormSite, OtherNorm, is_within
 from normkit.identification.state import buffers_kept, in_mode, undisturbed
 from normkit.measurement.facts import BatchNorm
 from normkit.measurement.hooks import Listener, observed
-from normkit.measurement.running import Batch, evaluating, first_of, rows, runner, tensors
+from normkit.measurement.running import Batch, evaluating, first_of, rows, runner, tensors, zero_ends
 from normkit.measurement.structure import Structure
 from normkit.measurement.weights import spectrum
 
@@ -115,7 +115,7 @@ class DataStatistics(Listener):
         found = [value for name, value in tensors(batch) if name.endswith("mask") and value.dim() in (2, 3)]
         # A mask that leaves nothing out is none, and one of (B, T, T) tells pairs.
         found = [mask.bool() for mask in found if len(mask) == len(samples) and not bool(mask.all())]
-        self._mask = found[0].cpu() if len(found) == 1 else None
+        self._mask = found[0].cpu() if len(found) == 1 else None if found else zero_ends(batch)
         self.given += len(samples)
         if samples.dim() > 1 and len(samples) > 1:
             self.repeated += len(samples) - len(torch.unique(samples.flatten(1), dim=0))

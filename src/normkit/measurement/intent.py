@@ -49,7 +49,8 @@ class Intent:
     replaced: frozenset[str] = frozenset()
     """Paths of norms at which the model has a module of another class, or none."""
     stock: frozenset[str] = frozenset()
-    """Paths whose module has the stock class and runs the forward that the file of the class defines."""
+    """Paths whose module has the stock class and runs the forward that the file of the class defines; of norms, with
+    the numbers, such as eps, that the class gives them."""
     features: Mapping[str, int] = field(default_factory=dict)
     """Number of features of a row, by path, for norms whose parameters tell it."""
     tied: tuple[frozenset[str], ...] = ()
@@ -98,6 +99,7 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
     lost = [path for path in batch_eps if path in here and getattr(here[path], "running_mean", None) is None]
     replaced += lost if 2 * len(lost) < len(batch_eps) else []
     own = [path for path in there if path in here and type(here[path]) is type(there[path])]
+    own = [path for path in own if path not in norms or _has_numbers_of(here[path], there[path])]
     # accelerate wraps the forward to read parameters, and keeps the old one beside it.
     replaced_code = {path for path in own if "forward" in vars(here[path]) and "_old_forward" not in vars(here[path])}
     owners: dict[int, set[str]] = defaultdict(set)
@@ -116,6 +118,13 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
         batch_eps=batch_eps,
         batch_momenta=momenta,
     )
+
+
+def _has_numbers_of(module: nn.Module, stock: nn.Module) -> bool:
+    """A module has the eps, the number of groups and any other such attribute of a module of the stock class."""
+    numbers = {name: value for name, value in vars(stock).items() if isinstance(value, (int, float, tuple))}
+    public = (name for name in numbers if not name.startswith("_") and name != "training")
+    return all(vars(module).get(name, numbers[name]) == numbers[name] for name in public)
 
 
 def _stock_classes(model: Any) -> Iterator[Any]:
@@ -231,5 +240,7 @@ def _declared_spec(stock: Any, module: nn.Module) -> NormSpec | None:
     if not has_weight:
         preset = preset.replace(**Gain(is_present=False).conventions())
     spec = preset.replace(eps=eps, has_weight=has_weight, has_bias=has_bias)
+    if isinstance(module, nn.GroupNorm):
+        return spec.replace(groups=module.num_groups)
     sizes = getattr(module, "normalized_shape", ())
     return spec.replace(axes=tuple(range(-len(sizes), 0))) if len(sizes) > 1 else spec

@@ -20,6 +20,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from normkit.conventions.gain import NO_GAIN
 from normkit.identification.sites import NormSite
 from normkit.identification.state import buffers_kept, in_mode, undisturbed
 from normkit.measurement.hooks import Listener, observed
@@ -34,8 +35,10 @@ from normkit.measurement.running import (
     tensors,
     unit,
     vocabulary,
+    zero_ends,
 )
 from normkit.measurement.structure import Structure
+from normkit.reference import forward
 
 Kind = Literal["batch", "time", "padding"]
 
@@ -205,26 +208,40 @@ def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Le
     Returns:
         The leaks, norms in forward order; None if it could not be tried: no token ids, or the model refuses them.
     """
-    plan = perturbations(model, batch)
+    plan, padded = perturbations(model, batch), _counted_zeros(model, structure, batch)
     if plan is None:
-        return None
+        return padded or None
     with undisturbed(), evaluating(model), buffers_kept(model):
         try:
             seen = _Comparison(model, structure, plan)
             leaks = seen.leaks("evaluation")
         # Any third-party forward runs here, on an input that it was not made for.
         except Exception:
-            return None
+            return padded or None
         passports = [*(norm.passport for norm in structure.sites), *(norm.passport for norm in structure.others)]
         trained = [passport.readings.get("training") for passport in passports]
         if any(each and (each.value is None or each.value["output"] != "as in eval") for each in trained):
             # Not every model can be called in training mode: then that shows nothing.
             if name_of_ids(batch) is None:
                 # The coupling of images by batch norms in training is known.
-                return tuple(leaks)
+                return (*leaks, *padded)
             with suppress(Exception), in_mode(model, training=True):
                 leaks += seen.leaks("training")
-    return tuple(leaks)
+    return (*leaks, *padded)
+
+
+def _counted_zeros(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Leak, ...]:
+    """The norms over time in whose statistics the zeros count that the samples of a batch end with."""
+    mask, listener = zero_ends(batch), _WithoutEnds()
+    if mask is not None:
+        listener.mask, callers = mask, {each.parent for each in structure.sites}
+        with evaluating(model), observed(model, structure.sites, (), callers, listener):
+            runner(model, batch)()
+    return tuple(
+        Leak(kind="padding", mode="evaluation", path=path, change=by)
+        for path, by in listener.moved.items()
+        if by > _LEAST_MOVE
+    )
 
 
 class _Comparison:
@@ -266,6 +283,28 @@ class _Comparison:
         with observed(self._model, self._norms, (), callers, listener):
             output = runner(self._model, batch)()
         return [value for _, value in tensors(output) if value.is_floating_point() and value.dim() > 1]
+
+
+class _WithoutEnds(Listener):
+    """Normalizes each sample with and without its end, and compares the rows in front of the end."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        self.moved: dict[str, float] = {}
+
+    def before_site(self, site: NormSite, x: Tensor) -> None:
+        rows, samples = site.spec.rows, len(self.mask)
+        if not rows.are_samples or x.dim() != 3 or len(x) != samples:
+            return
+        axis, bare = 3 - (rows.channel_axis or 1) % 3, site.spec.replace(**NO_GAIN.conventions())
+        # The norm may have fewer places than the sound has samples.
+        kept = (self.mask.sum(1) * x.shape[axis] / self.mask.shape[1]).long().clamp_min(1)
+        for sample, length in zip(x.detach().double()[:, None], kept.tolist(), strict=True):
+            own = forward(sample.narrow(axis, 0, length), bare)
+            counted = forward(sample, bare).narrow(axis, 0, length)
+            by = float((counted - own).abs().max() / own.abs().max())
+            self.moved[site.path] = max(by, self.moved.get(site.path, 0.0))
 
 
 class _Recorder(Listener):

@@ -169,7 +169,9 @@ def odd_groups(facts: Facts) -> Outcome:
     ]
     kinds = {site.path: (site.spec.rows.groups, site.gain.size) for site in named if site.gain is not None}
     odd = {path: groups for path, (groups, channels) in kinds.items() if channels > 1 and groups in (1, channels)}
-    known = {path for path in odd if facts.declared(path) is not None or facts.is_stock(path)}
+    # C1 judges those of which the config or an intent file says what is meant.
+    meant = facts.intent.declared if facts.intent is not None else ()
+    known = {path for path in odd if facts.declared(path) is not None or path in meant}
     cases = []
     for path, groups in odd.items():
         channels = kinds[path][1]

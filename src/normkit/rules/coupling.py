@@ -129,7 +129,8 @@ def _batch_mode(other: OtherNorm) -> str | None:
     severity="error",
     threshold=(
         "rows of tokens move when ids under mask 0 change, by 0.1 % or more (8 machine epsilons in 16 bits), "
-        "while the norm's input does not change"
+        "while the norm's input does not change; of sound, or of rows without ids, the rows of a sample by what the "
+        "zeros at its end change (a note for the stock class)"
     ),
     source="pytorch/pytorch#70529 and #81985, powernorm#13",
     why=(
@@ -146,9 +147,11 @@ def _batch_mode(other: OtherNorm) -> str | None:
 )
 def counted_padding(facts: Facts) -> Outcome:
     """Rows of tokens move with the content of padding, through a norm."""
-    if facts.leaks is None or facts.model.unit in _NO_TEXT:
+    has_ends = any(leak.kind == "padding" and leak.path for leak in facts.leaks or ())
+    if facts.leaks is None or (facts.model.unit in _NO_TEXT and not has_ends):
         return _NO_TEXT.get(facts.model.unit, NO_TOKENS)
-    changed = "with the tokens under mask 0 changed, the other rows"
+    what = "tokens under mask 0 changed" if facts.model.distinct is not None else "zeros at the ends of samples counted"
+    changed = f"with the {what}, the other rows"
     evaluating: Severity = "error" if facts.model.padding > 0 else "warning"
     training: Severity = "warning" if facts.model.padding > 0 else "note"
     return _leaking(facts, "padding", ("counts", "count"), "padding in the statistics", changed, evaluating, training)
