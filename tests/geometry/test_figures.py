@@ -15,6 +15,7 @@ from normkit.geometry.figures import (
     invariance_marks,
     jacobian_spectra,
     normalized_together,
+    quotient_paths,
     two_epsilons,
 )
 from normkit.geometry.invariance import invariances
@@ -169,3 +170,25 @@ def test_figures_draw_into_given_axes():
 def test_other_numbers_norms_and_rows_are_refused(draw, error, message):
     with pytest.raises(error, match=message):
         draw()
+
+
+def test_paths_lie_on_the_circle_without_eps_and_straight_inside_it_with_eps():
+    x, y = torch.tensor([[2.2, -1.6, 0.3], [2.0, 2.1, -1.6]], dtype=torch.float64)
+    drawing = quotient_paths(x, y, 0.5)
+    first, second, third = drawing.figure.axes
+    paths = [
+        np.array(next(line for line in ax.get_lines() if line.get_linewidth() == 2.2).get_xydata())
+        for ax in (first, second)
+    ]
+    assert np.linalg.norm(paths[0], axis=1) == pytest.approx(np.full(61, 3**0.5))
+    ends = layer_norm(torch.stack([x, y]), (3,), eps=0.5)
+    chord = paths[1][-1] - paths[1][0]
+    assert float((ends[1] - ends[0]).norm()) == pytest.approx(np.hypot(*chord))
+    assert paths[1] == pytest.approx(paths[1][0] + np.linspace(0, 1, 61)[:, None] * chord)
+    assert f"chord of length {significant(np.hypot(*chord))}" in drawing.description
+    # A step half as long at twice the length turns by the arc tangent of a quarter.
+    assert [text.get_text() for text in third.texts[2:]] == [
+        f"{np.degrees(np.arctan(t)):.0f}°" for t in (2, 0.5, 0.125)
+    ]
+    with pytest.raises(ShapeError, match=r"two rows of shape \(3,\) are needed, got \(4,\) and \(3,\)"):
+        quotient_paths(torch.ones(4), y, 0.5)

@@ -19,6 +19,7 @@ from normkit.geometry import (
     geodesic_distance,
     interpolate,
     logarithm,
+    parallel_transport,
     project_out,
 )
 
@@ -260,6 +261,24 @@ def test_derivatives_batches_vmap_and_float32(function):
     for arguments in ((x, whole), (whole, x)):
         with pytest.raises(DtypeError, match="floating dtype"):
             function(*arguments)
+
+
+def test_transport_turns_what_lies_along_the_arc_and_nothing_else():
+    """By the rotation in the plane of the arc; over tiny arcs and between opposite rows, too."""
+    x, y = pairs(count=12)
+    y = torch.stack([*y[:6], *exponential(x[6:9], 1e-9 * project_out(y[6:9], x[6:9])), 2 * x[9], -x[10], -5 * x[11]])
+    v = project_out(torch.randn(12, 5, dtype=torch.float64), x)
+    start, way = x / 3, logarithm(x, y) / 3
+    generator = way[:, :, None] * start[:, None] - start[:, :, None] * way[:, None]
+    carried = parallel_transport(x, y, v)
+    assert_close(carried, (torch.linalg.matrix_exp(generator) @ v[..., None]).squeeze(-1), length=5, units=32)
+    assert (carried * y / y.norm(dim=-1, keepdim=True)).sum(-1).abs().max() < 64 * UNIT
+    assert_close(parallel_transport(x, y, v + 7 * x), carried, length=5, units=64)
+    for argument in (0, 1, 2):
+        derivative = torch.func.vmap(torch.func.jacrev(parallel_transport, argnums=argument))(x, y, v)
+        assert derivative.isfinite().all()
+    with pytest.raises(DtypeError, match="floating dtype"):
+        parallel_transport(x, y, torch.ones(5, dtype=torch.int64))
 
 
 def test_where_there_is_no_sphere_the_answer_is_nan():

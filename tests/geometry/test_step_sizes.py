@@ -10,7 +10,7 @@ from torch.func import grad
 
 from helpers import assert_close
 from normkit.errors import DtypeError, InputError, ShapeError
-from normkit.geometry import effective_learning_rate, radial_cosine
+from normkit.geometry import effective_learning_rate, equilibrium_length, radial_cosine
 
 INPUTS, OUTPUTS, SAMPLES = 5, 7, 11
 
@@ -120,6 +120,34 @@ def test_cosine_against_torch_and_at_its_ends():
     assert radial_cosine(weight, torch.zeros_like(weight)).isnan()
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_decay_and_updates_balance_and_the_turn_depends_on_rate_times_decay_only(optimizer):
+    """Updates across the weight, by torch's own SGD and by AdamW's rule."""
+    rate, decay, size = 0.2, 0.05, 3.0
+    share = rate * decay
+    weight = nn.Parameter(torch.tensor([1.0, 0.0], dtype=torch.float64))
+    descent = torch.optim.SGD([weight], lr=rate, weight_decay=decay)
+    expected, power = equilibrium_length(rate, decay, size, optimizer=optimizer), 4 if optimizer == "sgd" else 2
+    gaps = []
+    for _ in range(1500):
+        before, length = weight.detach().clone(), float(weight.detach().norm())
+        across = torch.tensor([-before[1], before[0]], dtype=torch.float64) / length
+        gaps.append(abs(length - expected))
+        if optimizer == "sgd":
+            # The gradient of a scale-invariant loss, `size` long where the weight is 1 long.
+            weight.grad = across * size / length
+            descent.step()
+        else:
+            weight.data = (1 - share) * before + rate * size * across
+    assert gaps[-1] < 1e-11
+    assert gaps[401] / gaps[400] == pytest.approx(
+        (1 - share) ** 2 - (share * (2 - share) if power == 4 else 0), abs=1e-3
+    )
+    turn = F.cosine_similarity(before, weight.detach(), dim=0)
+    assert float(turn) == pytest.approx(1 - share, rel=1e-9)
+    assert equilibrium_length(rate, decay, 2 * size, optimizer=optimizer) == pytest.approx(2 ** (2 / power) * expected)
+
+
 def test_batched_differentiable_and_of_the_same_dtype():
     weights, gradients = torch.randn(2, 3, 4, 5, dtype=torch.float64)
     cosines = torch.vmap(radial_cosine)(weights, gradients)
@@ -137,6 +165,10 @@ def test_errors():
     weight = torch.ones(2, 3)
     with pytest.raises(InputError, match=r'"sgd" or, for scale-free updates, "adam", got \'lamb\''):
         effective_learning_rate(weight, 0.1, optimizer="lamb")
+    with pytest.raises(InputError, match="adam"):
+        equilibrium_length(0.1, 0.1, 1.0, optimizer="lamb")
+    with pytest.raises(InputError, match="between 0 and 2 for an equilibrium, got 0"):
+        equilibrium_length(0.1, 0.0, 1.0, optimizer="sgd")
     with pytest.raises(DtypeError, match="floating"):
         effective_learning_rate(weight.int(), 0.1, optimizer="sgd")
     with pytest.raises(DtypeError, match="floating"):

@@ -30,7 +30,7 @@ def light(twins):
 
 
 def assert_worded(drawings, scheme):
-    assert len({drawing.name for drawing in drawings}) == len(drawings) == 15
+    assert len({drawing.name for drawing in drawings}) == len(drawings) == 16
     for drawing in drawings:
         assert drawing.scheme == scheme
         assert len(drawing.title) < 66, "one line of a terminal and of a file"

@@ -5,7 +5,8 @@ scaling.py            the second and third map: onto the sphere, with eps; gain 
 centring.py           the first map: onto a hyperplane; angles
 decomposition.py      the rows after each map of a norm, and the laws that hold there
 inversion.py          the inputs behind an output; scale, shift, norm after norm
-paths.py              distances and great circles on a sphere
+paths.py              distances, great circles and transport on a sphere
+quotient.py           the rows that a norm cannot tell apart, as points of a manifold
 axes.py ellipsoid.py image.py     the sets that rows land on: hyperplane, spheres, ellipsoid, and all outputs of a norm
 differential.py spectrum.py       Jacobians in closed form, their singular values, the condition number behind a norm
 batches.py invariance.py          what an output depends on; the table of Ba et al.
@@ -43,7 +44,15 @@ from normkit.geometry.image import CentredSphere, Hyperplane, Image, Sphere, ima
 from normkit.geometry.invariance import Cell, InvarianceRow, InvarianceTable, invariances
 from normkit.geometry.invariant_groups import InvariantGroup, scale_invariant_groups
 from normkit.geometry.inversion import Fiber, ScaleShift, fiber, idempotence, scale_shift_defects
-from normkit.geometry.paths import chordal_distance, exponential, geodesic_distance, interpolate, logarithm
+from normkit.geometry.paths import (
+    chordal_distance,
+    exponential,
+    geodesic_distance,
+    interpolate,
+    logarithm,
+    parallel_transport,
+)
+from normkit.geometry.quotient import Quotient
 from normkit.geometry.scaling import affine, agreement_scale, inside_equivalent, shrink_factor, to_sphere
 from normkit.geometry.scores import attention_entropy, entropy_over_scale, logit_bound
 from normkit.geometry.selection import selectable, selecting_query, uniform_query
@@ -56,7 +65,7 @@ from normkit.geometry.spectrum import (
     jacobian_spectrum,
     preconditioning,
 )
-from normkit.geometry.step_sizes import effective_learning_rate, radial_cosine
+from normkit.geometry.step_sizes import effective_learning_rate, equilibrium_length, radial_cosine
 from normkit.geometry.tangent_optimizer import TangentOptimizer
 
 __all__ = [
@@ -74,6 +83,7 @@ __all__ = [
     "InvariantGroup",
     "JacobianSpectrum",
     "Preconditioning",
+    "Quotient",
     "Rogue",
     "ScaleShift",
     "Sphere",
@@ -98,6 +108,7 @@ __all__ = [
     "effective_learning_rate",
     "energy_along_ones",
     "entropy_over_scale",
+    "equilibrium_length",
     "euler_defect",
     "exponential",
     "fiber",
@@ -118,6 +129,7 @@ __all__ = [
     "logit_bound",
     "outlier_indices",
     "padding_dependence",
+    "parallel_transport",
     "preconditioning",
     "project_out",
     "radial_cosine",

@@ -15,8 +15,10 @@ from torch import Tensor
 from normkit import specs
 from normkit.conventions.eps import PLACEMENTS, EpsPlacement
 from normkit.errors import InputError, ShapeError
+from normkit.geometry.centring import helmert
 from normkit.geometry.image import image_of
 from normkit.geometry.invariance import InvarianceTable
+from normkit.geometry.quotient import Quotient
 from normkit.geometry.scaling import agreement_scale, shrink_factor
 from normkit.geometry.spectrum import jacobian_spectrum
 from normkit.show import theme
@@ -36,6 +38,7 @@ _CURVES: tuple[tuple[EpsPlacement, str, str], ...] = (
     ("inside", "inside:\n√(v + ε)", "accent"),
     ("outside", "outside:\n√v + ε", "contrast"),
 )
+_SHARES = torch.linspace(0, 1, 61, dtype=torch.float64)
 _CAMERA = Camera(azimuth=-52.0, elevation=24.0)
 _SAMPLES, _FEATURES, _TOKENS = 3, 6, 4
 
@@ -256,6 +259,93 @@ def interlacing(weight: Tensor, spec: NormSpec, name: str = "", ax: Axes | None 
         f"neighbouring entries, by size.{where}",
         description=f"{last} semi-axes over {spread(axes.tolist())} times √n, between {len(entries)} entries over "
         f"{spread(entries.tolist())}.",
+    )
+
+
+def quotient_paths(x: Tensor, y: Tensor, eps: float, axes: Sequence[Axes] | None = None) -> Drawing:
+    """The shortest path between two rows of three features as LayerNorm sees them, without and with eps; a step.
+
+    Everything lies in the plane of rows with mean 0, which is seen along all-ones.
+
+    Args:
+        x: A row of shape (3,), not constant.
+        y: Another.
+        eps: Of the second panel, above 0, inside the root.
+        axes: Three axes to draw into, or None for a new figure.
+
+    Raises:
+        ShapeError: If x or y is not a row of 3 features.
+    """
+    from matplotlib.patches import Circle
+
+    if x.shape != (3,) or y.shape != (3,):
+        raise ShapeError(f"two rows of shape (3,) are needed, got {tuple(x.shape)} and {tuple(y.shape)}")
+    x, y = x.double(), y.double()
+    sphere, ball = (Quotient(specs.TORCH_LAYER_NORM.replace(eps=each)) for each in (0.0, eps))
+    radius = math.sqrt(3)
+    ends = torch.stack([x, y])
+    straight = torch.lerp(x, y, _SHARES[:, None])
+    arc, chord = float(sphere.distance(x, y)), float(ball.distance(x, y))
+    weights = radius * torch.stack([0.5 * x, x, 2 * x]) / (x - x.mean()).norm()
+    # A loss whose slope at the middle weight is half as long as that weight; every slope is across its weight.
+    across = sphere.horizontal(weights, y)
+    steps = across / across.norm(dim=-1, keepdim=True) * radius * torch.tensor([[1.0], [0.5], [0.25]]).double()
+    turns = torch.rad2deg(sphere.distance(weights, weights + steps) / radius).tolist()
+    with theme.style():
+        first, second, third = panels(1, 3, 2.75, given=axes)
+        said: Any = {"textcoords": "offset points", "fontsize": 8.5}
+
+        def draw(ax: Axes, rows: Tensor, name: str, **options: Any) -> None:
+            ax.plot(*(rows @ helmert(3)).mT, color=colour(name), **options)
+
+        def reach(ax: Axes, title: str, words: str, far: float) -> None:
+            ax.set_axis_off()
+            ax.set_aspect("equal")
+            ax.set_xlim(-1.05 * radius, far)
+            ax.set_ylim(-1.05 * radius, far)
+            ax.annotate(title, (0, 1), (0, 20), xycoords="axes fraction", weight="bold", **said)
+            ax.annotate(words, (0, 1), (0, 8), xycoords="axes fraction", color=colour("muted"), **said)
+            ax.plot(0, 0, "o", color=colour("paper"), markeredgecolor=colour("muted"), markersize=4, zorder=4)
+
+        far = 1.08 * float((ends @ helmert(3)).max())
+        for ax, manifold, title, words in (
+            (first, sphere, "ε = 0: each ray is one point", f"shortest path: an arc, {significant(arc)}"),
+            (second, ball, f"ε = {eps:g}: each row is one", f"shortest path: a chord, {significant(chord)}"),
+        ):
+            reach(ax, title, words, far)
+            is_sphere = manifold is sphere
+            face: Any = {"facecolor": "none" if is_sphere else colour("surface"), "edgecolor": colour("muted")}
+            ax.add_patch(Circle((0, 0), radius, **face, linestyle="-" if is_sphere else (0, (3, 2)), zorder=1))
+            for row in ends:
+                far_end = 3 * row if is_sphere else row
+                draw(ax, torch.stack([0 * row, far_end - far_end.mean()]), "line", linewidth=1.0, zorder=2)
+            between = manifold.interpolate(x, y, _SHARES)
+            draw(ax, straight - straight.mean(-1, keepdim=True), "muted", linewidth=1.2, linestyle=(0, (4, 2)))
+            draw(ax, between - between.mean(-1, keepdim=True), "contrast", linewidth=1.4)
+            draw(ax, manifold.point(between), "accent", linewidth=2.2)
+            for rows, name in ((ends, "contrast"), (manifold.point(ends), "accent")):
+                flat = rows - rows.mean(-1, keepdim=True)
+                draw(ax, flat, name, linestyle="none", marker="o", markersize=5, zorder=5)
+        reach(third, "One step of descent", "turns a long weight less", 2.4 * radius)
+        third.add_patch(Circle((0, 0), radius, facecolor="none", edgecolor=colour("line"), zorder=1))
+        for weight, step, turn in zip(weights - weights.mean(-1, keepdim=True), steps, turns, strict=True):
+            end = weight + step
+            draw(third, torch.stack([0 * weight, weight]), "line", linewidth=1.0)
+            draw(third, torch.stack([0 * end, end]), "line", linewidth=1.0)
+            draw(third, torch.stack([weight, end]), "contrast", linewidth=1.8)
+            draw(third, weight[None], "accent", linestyle="none", marker="o", markersize=5, zorder=5)
+            place = tuple((end @ helmert(3)).tolist())
+            third.annotate(f"{turn:.0f}°", place, (5, 0), color=colour("contrast"), **said)
+    return Drawing(
+        name="quotient-paths",
+        figure=figure_of(first),
+        title="Rows that LayerNorm cannot tell apart are one point",
+        caption="Two rows (orange) and their outputs (blue), seen along all-ones, with the shortest path between them; "
+        "dashed: the straight line of rows. With ε the circle is out of reach and the path goes through its inside. "
+        "Right: the slope of a loss is across the weight, and half as long at twice the length.",
+        description=f"Without eps the path is an arc of length {significant(arc)} on the circle of radius 1.73; with "
+        f"eps {eps:g} a straight chord of length {significant(chord)} inside it. Weights of half, once and "
+        f"twice the radius turn by {', '.join(f'{turn:.0f}' for turn in turns)} degrees in one step.",
     )
 
 

@@ -123,7 +123,7 @@ def idempotence(x: Tensor, spec: NormSpec) -> Tensor:
     Source:
         Derived here.
     """
-    return (1.0 / divisor(_normalized(x, spec), spec).squeeze(-1) - 1.0).abs()
+    return (1.0 / divisor(normalized(x, spec), spec).squeeze(-1) - 1.0).abs()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -172,17 +172,17 @@ def scale_shift_defects(x: Tensor, spec: NormSpec, scale: float, shift: float) -
     if not scale > 0:
         raise InputError(f"scale must be above 0, got {scale}; the odd defect measures a change of sign")
     rescaled = spec.replace(eps=spec.placement.rescaled(reference.machine_eps(x, spec), 1.0 / scale))
-    plain, scaled = _normalized(x, spec), _normalized(x * scale, spec)
+    plain, scaled = normalized(x, spec), normalized(x * scale, spec)
     size = length(plain)
     return ScaleShift(
         scale_defect=length(scaled - plain) / size,
-        rescaled_eps_defect=length(scaled - _normalized(x, rescaled)) / size,
-        shift_defect=length(_normalized(x + shift, spec) - plain) / size,
-        odd_defect=length(_normalized(-x, spec) + plain) / size,
+        rescaled_eps_defect=length(scaled - normalized(x, rescaled)) / size,
+        shift_defect=length(normalized(x + shift, spec) - plain) / size,
+        odd_defect=length(normalized(-x, spec) + plain) / size,
     )
 
 
-def _normalized(x: Tensor, spec: NormSpec) -> Tensor:
+def normalized(x: Tensor, spec: NormSpec) -> Tensor:
     """The norm of x in x's dtype, with unit gain and no bias."""
     require_row(spec)
     numerator, _ = split(require_floating(x), spec.centring)

@@ -165,6 +165,43 @@ def interpolate(x: Tensor, y: Tensor, t: float | Tensor) -> Tensor:
     return exponential(x, share * logarithm(x, y))
 
 
+def parallel_transport(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+    """A tangent at x carried along the shorter arc to y, without turning: a tangent at y of the same length.
+
+    With p = x / |x|, w the tangent `logarithm(p, y)` and a = |w|: v - (v . w) (p sin(a) / a + w (1 - cos(a)) / a**2).
+    The part of v along the arc turns with it, the rest stays. Both factors are power series in a**2.
+
+    Args:
+        x: Rows of shape (..., n), none of them 0.
+        y: Rows that broadcast against them. Only their direction counts.
+        v: Rows that broadcast against them. They should be orthogonal to x: a part along x is taken away.
+
+    Returns:
+        Tensor of the broadcast shape, orthogonal to y. Between opposite rows it depends on the arc, which is the one
+        that `logarithm` takes. NaN for x = 0.
+
+    Raises:
+        DtypeError: If x, y or v is not of a floating dtype.
+
+    Example:
+        >>> from normkit.geometry import parallel_transport
+        >>> parallel_transport(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]))
+        tensor([-1.4142,  1.4142])
+
+    Source:
+        Absil, Mahony and Sepulchre 2008, section 8.1.2.
+    """
+    tangent = project_out(v, x)
+    start = x / length(x, keepdim=True)
+    way = logarithm(start, y)
+    square = way.square().sum(-1, keepdim=True)
+    _, sine_ratio = _cosine_and_sine_ratio(square)
+    # (1 - cos(a)) / a**2 = (sin(a / 2) / (a / 2))**2 / 2 keeps its digits for small a.
+    _, half = _cosine_and_sine_ratio(square / 4)
+    along = (tangent * way).sum(-1, keepdim=True)
+    return tangent - along * (start * sine_ratio + way * half.square() / 2)
+
+
 def _parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The part of y across x, y's coordinate along x, and |y|, for y brought near the length of x."""
     radius = length(require_floating(x), keepdim=True)

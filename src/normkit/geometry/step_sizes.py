@@ -7,6 +7,7 @@ weight less than a short one.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -58,6 +59,50 @@ def effective_learning_rate(
     size = length(weight, dims)
     # Divided twice, not by the square: that overflows first.
     return learning_rate / size / size if optimizer == "sgd" else learning_rate / size
+
+
+def equilibrium_length(
+    learning_rate: float, weight_decay: float, update_length: float, *, optimizer: Literal["sgd", "adam"]
+) -> float:
+    """The length at which weight decay takes from a scale-invariant weight what its updates add.
+
+    An update across w lengthens it, |w'|^2 = (1 - a)^2 |w|^2 + |update|^2 with a = learning_rate * weight_decay. For
+    SGD |update| = learning_rate * G / |w|, with G the gradient's length at |w| = 1:
+    |w|^4 = learning_rate^2 G^2 / (a (2 - a)). For Adam |update| = learning_rate * U: |w|^2 = learning_rate^2 U^2 /
+    (a (2 - a)). At this length each step turns w by arccos(1 - a), which is close to sqrt(2 a), whatever G and U are:
+    two layers with unlike gradients turn alike. Lengths approach it like exp(-4 a t) for SGD, exp(-2 a t) for Adam.
+
+    Args:
+        learning_rate: The optimiser's.
+        weight_decay: The optimiser's, coupled for SGD, decoupled for AdamW: w loses the share a in a step.
+        update_length: G for SGD without momentum; U for Adam, at most about the root of the number of weights.
+        optimizer: "sgd", or "adam" for updates that do not depend on the gradient's length.
+
+    Returns:
+        |w|, of the whole group that is scale-invariant.
+
+    Raises:
+        InputError: If optimizer is neither, or learning_rate * weight_decay is not between 0 and 2.
+
+    Example:
+        >>> from normkit.geometry import equilibrium_length
+        >>> f"{equilibrium_length(0.1, 1e-3, 1.0, optimizer='sgd'):.3f}"
+        '2.659'
+
+    Source:
+        van Laarhoven 2017, arXiv:1706.05350; Wan et al. 2020, arXiv:2006.08419 (to first order in a); the angle is
+        that of Kosson, Messmer and Jaggi 2023, arXiv:2305.17212. With all orders of a derived here.
+    """
+    if optimizer not in ("sgd", "adam"):
+        raise InputError(f'optimizer must be "sgd" or, for scale-free updates, "adam", got {optimizer!r}')
+    share = learning_rate * weight_decay
+    if not 0 < share < 2:
+        raise InputError(
+            f"learning_rate * weight_decay must lie between 0 and 2 for an equilibrium, got {share:g}; "
+            "without decay a weight grows for ever"
+        )
+    square = learning_rate * update_length / math.sqrt(share * (2 - share))
+    return math.sqrt(square) if optimizer == "sgd" else square
 
 
 def radial_cosine(weight: Tensor, gradient: Tensor, *, dims: int | tuple[int, ...] | None = None) -> Tensor:

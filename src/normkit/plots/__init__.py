@@ -16,6 +16,7 @@ from normkit.geometry.figures import (
     invariance_marks,
     jacobian_spectra,
     normalized_together,
+    quotient_paths,
     two_epsilons,
 )
 from normkit.geometry.space_figures import centred_clusters, hyperplane_steps, rms_sphere, three_steps
@@ -46,6 +47,7 @@ __all__ = [
     "jacobian_spectra",
     "mean_direction",
     "normalized_together",
+    "quotient_paths",
     "rms_sphere",
     "style",
     "three_steps",

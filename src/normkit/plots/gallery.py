@@ -17,6 +17,7 @@ from normkit.geometry.figures import (
     invariance_marks,
     jacobian_spectra,
     normalized_together,
+    quotient_paths,
     two_epsilons,
 )
 from normkit.geometry.invariance import invariances
@@ -135,6 +136,7 @@ def gallery(twins: Mapping[str, Twin]) -> tuple[Callable[[], Drawing], ...]:
         normalized_together,
         partial(invariance_marks, invariances()),
         two_epsilons,
+        partial(quotient_paths, _vector(2.2, -1.6, 0.3), _vector(2.0, 2.1, -1.6), 0.5),
         partial(jacobian_spectra, _vector(2.1, 0.9, -0.6, 1.4, -1.1, 0.3, 1.7, 0.1), 0.5),
         partial(
             interlacing,
