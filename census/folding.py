@@ -73,14 +73,17 @@ REASONS = """
 
 
 def main() -> None:
-    rows, reasons = [], []
+    rows: list[str] = []
+    reasons: dict[str, list[str]] = {}
     for name in RECIPES:
         row, left = examined(name)
         rows.append(row)
-        reasons.append(left)
+        # Families that differ by their names alone have the same reasons.
+        reasons.setdefault(left, []).append(title(name))
         print(row, file=sys.stderr)
     introduction = INTRODUCTION.format(families=len(declared_types()))
-    text = introduction + "\n".join(rows) + "\n" + REASONS + "\n".join(filter(None, reasons)) + "\n"
+    text = introduction + "\n".join(rows) + "\n" + REASONS
+    text += "".join(f"- {'; '.join(names)}\n{left}\n" for left, names in reasons.items() if left)
     text += LIMITED.format(limits="\n".join(f"- {limit};" for limit in LIMITS[:-1]) + f"\n- {LIMITS[-1]}.")
     settle(PAGE, text, check="--check" in sys.argv)
 
@@ -99,7 +102,7 @@ def examined(name: str) -> tuple[str, str]:
         f"< 1e{max(-13, math.ceil(math.log10(error or 1e-13)))}",
     )
     refused = dataclasses.replace(plan, refusals=(*plan.refusals, *itertools.chain(*streams.values())))
-    return f"| {title(name)} | {' | '.join(cells)} |", left(name, refused)
+    return f"| {title(name)} | {' | '.join(cells)} |", left(refused)
 
 
 def without_zero_gains(name: str) -> Any:
@@ -151,14 +154,14 @@ def values(plan: FoldPlan) -> str:
     return f"{moved} of {moved + refused}" if moved + refused else "-"
 
 
-def left(name: str, plan: FoldPlan) -> str:
+def left(plan: FoldPlan) -> str:
     """Reasons of the refusals, each once, with stars for layers."""
     found = {}
     for refusal in plan.refusals:
         if refusal.reason != "its norms are RMSNorms" and "is an RMSNorm, which sees" not in refusal.reason:
             found[refusal.operation, starred(refusal.place), starred(refusal.reason)] = None
     lines = [f"  - {operation}, `{place}`: {reason}" for operation, place, reason in found]
-    return "\n".join((f"- {title(name)}", *lines)) if lines else ""
+    return "\n".join(lines)
 
 
 def starred(text: str) -> str:

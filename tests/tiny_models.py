@@ -19,12 +19,16 @@ WIDTH, LAYERS, HEADS, ROWS, TOKENS = 32, 2, 4, 2, 11
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 97,
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), WIDTH),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers"), LAYERS),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads"), HEADS),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "dim"), WIDTH),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), LAYERS
+    ),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), HEADS),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), HEADS),
     **dict.fromkeys(("head_dim", "d_kv"), 12),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "encoder_ffn_dim"), 40),
+    **dict.fromkeys(
+        ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "encoder_ffn_dim", "hidden_dim"), 40
+    ),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "original_max_position_embeddings"), 28),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 6),
     **dict.fromkeys(("num_key_value_heads", "num_experts_per_tok"), 2),
@@ -70,6 +74,11 @@ def _causal(name: str, square: dict[str, Any] | None = None, **options: Any) -> 
     return Recipe(name=name, options=options, square=square or {})
 
 
+def _encoder(name: str, **options: Any) -> Recipe:
+    types = {"type_vocab_size": 3, **options}
+    return Recipe(name=name, head="ForMaskedLM", options=types, square={"type_vocab_size": WIDTH})
+
+
 _GEMMA = {"sliding_window": 4, "query_pre_attn_scalar": 12}
 _MOE = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
 _GROUPS = {"n_group": 2, "topk_group": 1}
@@ -93,7 +102,14 @@ RECIPES: dict[str, Recipe] = {
     "gpt_neox": _causal("GPTNeoX"),
     "gpt_neox_sequential": _causal("GPTNeoX", use_parallel_residual=False),
     "mixtral": _causal("Mixtral"),
-    "bert": Recipe(name="Bert", head="ForMaskedLM", options={"type_vocab_size": 3}, square={"type_vocab_size": WIDTH}),
+    "bert": _encoder("Bert"),
+    "roberta": _encoder("Roberta"),
+    "xlm-roberta": _encoder("XLMRoberta"),
+    "camembert": _encoder("Camembert"),
+    "mpnet": _encoder("MPNet"),
+    "distilbert": _encoder("DistilBert"),
+    "electra": _encoder("Electra", embedding_size=20),
+    "electra_wide": _encoder("Electra", embedding_size=WIDTH),
     "mistral": _causal("Mistral", sliding_window=4),
     "qwen2": _causal("Qwen2"),
     "gemma": _causal("Gemma"),

@@ -323,8 +323,9 @@ class CheckpointSource:
 
 
 class ModelSource:
-    """The state dict of a module, in its order. A tensor with several names is listed under the first.
+    """The state dict of a module, in its order; a tensor with several names is listed once.
 
+    It is listed under its first name that the class, if it is one of transformers, does not declare to be tied.
     `stored` are those of its parameters that have no values now, as `normkit.identification.offloading` finds them.
 
     Raises:
@@ -335,7 +336,10 @@ class ModelSource:
         self.tensors: dict[str, TensorInfo] = {}
         self._values: dict[str, Callable[[], Tensor]] = {}
         seen = set[Hashable]()
-        for name, tensor in model.state_dict().items():
+        other_names: Any = (
+            getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ()
+        )
+        for name, tensor in sorted(model.state_dict().items(), key=lambda item: item[0] in other_names):
             if not isinstance(tensor, Tensor):
                 continue
             if tensor.is_meta and name not in stored:

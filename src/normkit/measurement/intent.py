@@ -232,7 +232,7 @@ def _declared_spec(stock: Any, module: nn.Module) -> NormSpec | None:
         # The eps that the config of a declared family says.
         eps = ""
         with suppress(ModelError):
-            eps = getattr(stock.config, declared_family(stock.config.model_type).config.eps or "", "")
+            eps = getattr(stock.config, str(declared_family(stock.config.model_type).config.eps), "")
     if preset is None or not isinstance(eps, float | None):
         return None
     # A buffer of that name is a placeholder: FalconMamba's norm without a gain has one.

@@ -55,6 +55,15 @@ class Settings:
             return self.value(default[1:])
         return default
 
+    def path(self, key: str) -> str:
+        """The key of config.json that decides its value: the key itself, or the one that it stands for if missing."""
+        found: Any = self._config
+        for name in key.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        default = self._family.config.default.get(key)
+        is_other = found is None and isinstance(default, str) and default.startswith("=")
+        return self.path(str(default)[1:]) if is_other else key
+
     def holds(self, condition: Condition) -> bool:
         """Whether every key has its value."""
         return all(_matches(self.value(key), wanted) for key, wanted in condition.items())
@@ -69,9 +78,9 @@ class Settings:
         Raises:
             ModelError: If the value is not a number.
         """
-        if isinstance(value, float | int):
-            return float(value)
         key = value or self._family.config.eps
+        if isinstance(key, float | int):
+            return float(key)
         found = self.value(key) if key else None
         if found is not None and (isinstance(found, bool) or not isinstance(found, float | int)):
             raise ModelError(f"expected a number as {key} in config.json, got {quoted(found)}; correct it")
@@ -131,7 +140,19 @@ class _Expansion:
         # Names lack the prefix in a checkpoint of the class without a head.
         tables = [f"{part.at}.{name}".lstrip(".") for part in family.parts for name in part.table]
         bodies = [name for name in tables if name.startswith(family.prefix) and "{" not in name]
-        self._is_bare = bool(family.prefix) and not any(name in shapes for name in bodies)
+        self._is_bare = bool(family.prefix) and not family.older_names and not any(name in shapes for name in bodies)
+        # The longest beginning that a tensor has: "model." begins the names below "model.language_model." too.
+        self._starts = {
+            start: next(
+                (
+                    each
+                    for each in sorted((start, *others), key=len, reverse=True)
+                    if any(name.startswith(each) for name in shapes)
+                ),
+                start,
+            )
+            for start, others in family.older_names.items()
+        }
         self._declared: set[str] = set()
         self._norms: list[graph.Norm] = []
         self._linears: dict[str, graph.Linear] = {}
@@ -241,9 +262,15 @@ class _Expansion:
             name, aliases = aliases[0], aliases[1:]
         shape = self._shape(name)
         self._declared |= set(aliases)
-        axis = entry.axis % len(shape) if shape else 0
-        writes = self._place(entry.writes, at, indices)
-        self._tables.append(graph.Table(name=name, axis=axis, writes=writes, aliases=aliases))
+        self._tables.append(
+            graph.Table(
+                name=name,
+                axis=entry.axis % len(shape) if shape else 0,
+                width=self._settings.number(entry.width or self._family.config.width),
+                writes=self._place(entry.writes, at, indices),
+                aliases=aliases,
+            )
+        )
 
     def _add_norm(self, name: str, module: str, entry: NormEntry, at: str, indices: dict[str, int]) -> None:
         weight = self._either(f"{name}.weight", f"{name}.gamma") if self._settings.flag(entry.weight) else None
@@ -251,6 +278,7 @@ class _Expansion:
         for tensor in (weight, bias):
             if tensor is not None:
                 self._shape(tensor)
+        eps_key = entry.eps or self._family.config.eps
         self._norms.append(
             graph.Norm(
                 name=name,
@@ -260,7 +288,7 @@ class _Expansion:
                 bias=bias,
                 offset=entry.offset,
                 eps=self._settings.eps(entry.eps),
-                eps_key="" if isinstance(entry.eps, float | int) else entry.eps or self._family.config.eps,
+                eps_key=self._settings.path(eps_key) if isinstance(eps_key, str) else "",
                 of=tuple(self._place(linear, at, indices) for linear in entry.of),
                 reads=self._place(entry.reads, at, indices),
                 gives=self._place(entry.gives, at, indices) or name,
@@ -353,7 +381,10 @@ class _Expansion:
 
     def _named(self, name: str) -> str:
         """A name as it is in this checkpoint."""
-        return name.removeprefix(self._family.prefix) if self._is_bare else name
+        if self._is_bare:
+            name = name.removeprefix(self._family.prefix)
+        start = next((start for start in self._starts if name.startswith(start)), None)
+        return name if start is None else self._starts[start] + name.removeprefix(start)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor; ModelError if it is missing."""

@@ -13,6 +13,22 @@
     [repeat]                             # placeholder in names -> the key that counts it
     [tie]                                # a head that may share its table
 
+    extends = "llama"                    # all that follows is as in llama.toml, but for what this file says itself:
+    rename = { Llama = "Mistral" }       # words in all its names, and what replaces them
+    without = ["model.layers.{layer}"]   # places whose parts are left out; a part here takes the place of those there
+
+    [[include]]                          # a part of the model is a model of another family
+    family = "siglip_vision_model"
+    classes = { ... }                    # class here -> class there
+    config = "vision_config"             # key of config.json that holds its settings
+    flat = true                          # in older checkpoints they are at the top of config.json
+    names = { "" = "model.vision_tower." }  # beginning of its names -> what stands in its place here
+    word = "vision"                      # begins the names of its sums; without it they are this model's own
+    taken_by = "the projector"           # what takes its outputs, if that is not the caller
+
+    [older_names]                        # beginning of names -> other ones that checkpoints have
+    "model.vision_tower." = ["vision_tower."]
+
     [[part]]                             # names below `at`; a reference with a leading dot is below it too
     at = "model.layers.{layer}"
     [part.norm]                          # reads a space or a point, gives a point
@@ -38,6 +54,7 @@ from typing import Any, Literal, TypeVar
 
 from normkit.errors import ModelError
 from normkit.models import norm_classes
+from normkit.models.inclusion import Document, extended, with_included
 from normkit.text import quoted
 
 Condition = Mapping[str, Any]
@@ -105,6 +122,8 @@ class TableEntry:
     """Space; "" for a tensor that is only copied."""
     axis: int = -1
     """Axis of the features."""
+    width: str = ""
+    """Key of their number; "" for the width of the residual stream."""
     aliases: tuple[str, ...] = ()
     """Other names under which a checkpoint may hold the same table."""
     only: tuple[str, ...] = ()
@@ -168,8 +187,8 @@ class ConfigKeys:
 
     width: str
     """Width of the residual stream."""
-    eps: str = ""
-    """The eps of the norms."""
+    eps: str | float = ""
+    """The eps of the norms, or a number that stands in the code of their class."""
     heads: str = ""
     """Number of query heads."""
     kv_heads: str = ""
@@ -239,6 +258,10 @@ class Family:
     becomes: Becomes | None = None
     buffers: tuple[str, ...] = ()
     """Patterns of names in older checkpoints that no model reads."""
+    older_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Beginning of names -> others that checkpoints have in its place; the longest that some tensor has is meant."""
+    towers: tuple[str, ...] = ()
+    """First words of the spaces of models that it includes beside its own residual stream."""
     remarks: tuple[str, ...] = ()
     """Notes for users of the folded model."""
 
@@ -269,7 +292,32 @@ def declared_family(name: str) -> Family:
             f"expected a model of a declared family, got model_type {quoted(name)}: its readers and writers are not "
             f"known, and they are never guessed; declared are {', '.join(declared_types())}"
         )
-    return parse((files("normkit.models") / f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml")
+    return parse(_text(f"{name}.toml"), f"{name}.toml")
+
+
+def _text(file: str) -> str:
+    return (files("normkit.models") / file).read_text(encoding="utf-8")
+
+
+def document(text: str, name: str) -> Document:
+    """The document of a family's file with all that it takes over from other ones.
+
+    Raises:
+        ModelError: If it is not TOML, or takes over something that is not there.
+    """
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ModelError(f"{name} is not TOML: {error}") from None
+
+    def other(file: str) -> Document:
+        if file.removesuffix(".toml") not in declared_types():
+            raise ModelError(f"{name} extends or includes {file}, which is not there; declare that family first")
+        return document(_text(file), file)
+
+    if "extends" in values:
+        values = extended(values, other(f"{values.pop('extends')}.toml"), name)
+    return with_included(values, other, name) if "include" in values else values
 
 
 def parse(text: str, name: str) -> Family:
@@ -278,17 +326,15 @@ def parse(text: str, name: str) -> Family:
     Raises:
         ModelError: If it is not TOML, or a key is unknown or missing.
     """
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ModelError(f"{name} is not TOML: {error}") from None
+    values = document(text, name)
     values["config"] = _made(ConfigKeys, values.get("config", {}), f"{name}: [config]")
     if "tie" in values:
         values["tie"] = _made(Tie, values["tie"], f"{name}: [tie]")
     if "becomes" in values:
         values["becomes"] = _made(Becomes, values["becomes"], f"{name}: [becomes]")
     values["parts"] = tuple(_part(part, name) for part in values.pop("part", []))
-    values["classes"] = {key: tuple(points) for key, points in values.get("classes", {}).items()}
+    for table in ("classes", "older_names"):
+        values[table] = {key: tuple(names) for key, names in values.get(table, {}).items()}
     values["repeat"] = {
         key: (count,) if isinstance(count, str) else tuple(count) for key, count in values.get("repeat", {}).items()
     }

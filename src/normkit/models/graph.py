@@ -6,15 +6,13 @@ sentence that says why it is not. The conditions: docs/explanation/folding.md.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from normkit.errors import ModelError
 from normkit.models.family import Family
-
-_INDEX = re.compile(r"\.(\d+|\{[^{}]*\})$")
+from normkit.models.inclusion import stem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +81,8 @@ class Table:
     """Name of the tensor."""
     axis: int
     """Axis of the features, not negative."""
+    width: int
+    """Number of its features, as config.json says."""
     writes: str
     """Space, or ""."""
     aliases: tuple[str, ...]
@@ -152,6 +152,12 @@ class Graph:
     def is_read(self, space: str) -> bool:
         """Whether anything takes what is in a space."""
         return bool(self.norms_of(space) or self.readers(space)) or space in self.returned
+
+    @property
+    def stream(self) -> tuple[str, ...]:
+        """The spaces of the model itself, without those of the towers that it includes."""
+        towers = tuple(f"{word} " for word in self.family.towers)
+        return tuple(space for space in self.spaces if not towers or not space.startswith(towers))
 
     @property
     def spaces(self) -> tuple[str, ...]:
@@ -282,7 +288,7 @@ def _faults(graph: Graph) -> Iterator[str]:
         for name in set(norm.of) - names:
             yield f"{norm.name} normalizes the output of {name!r}, which is no linear map"
         for space in norm.writes:
-            if _stem(space) not in read:
+            if stem(space) not in read:
                 yield f"{norm.name} writes {space!r}, which nothing reads"
         is_added = any(graph.is_read(space) for space in norm.writes)
         is_taken = is_added or bool(graph.readers(norm.gives)) or bool({norm.name, norm.gives} & graph.returned)
@@ -295,11 +301,7 @@ def _read(graph: Graph) -> set[str]:
     found = set(graph.returned)
     for part in graph.family.parts:
         found |= {norm.reads for norm in part.norm.values()} | {linear.reads for linear in part.linear.values()}
-    return {_stem(place) for place in found}
-
-
-def _stem(place: str) -> str:
-    return _INDEX.sub("", place)
+    return {stem(place) for place in found}
 
 
 def check_widths(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -310,8 +312,8 @@ def check_widths(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """
     for table in graph.tables:
         shape = shapes[table.name]
-        if table.writes and shape[table.axis : table.axis + 1] != (graph.width,):
-            raise ModelError(_unfit(table.name, shape, f"{graph.width} along axis {table.axis}, as config.json says"))
+        if table.writes and shape[table.axis : table.axis + 1] != (table.width,):
+            raise ModelError(_unfit(table.name, shape, f"{table.width} along axis {table.axis}, as config.json says"))
     for linear in graph.linears:
         weight = linear.tied_to or linear.weight
         axes = max(linear.in_axis, linear.out_axis) + 1
