@@ -10,7 +10,7 @@ from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import FoldPlan, Operation, TensorEdit, VectorEdit
 from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
 from normkit.checkpoint.planning import make_plan
-from normkit.models.expansion import Settings
+from normkit.models.settings import Settings
 from tiny_models import tiny
 
 ALL: tuple[Operation, ...] = ("gain", "bias", "final", "centre", "rms", "value")

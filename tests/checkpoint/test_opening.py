@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from normkit.checkpoint.opening import (
     read_config,
 )
 from normkit.checkpoint.plan import FoldPlan
+from normkit.checkpoint.planning import make_plan
 from normkit.errors import ModelError
 
 
@@ -39,6 +41,21 @@ def test_the_checkpoint_of_a_class_without_a_head_has_names_without_its_prefix(t
     with open_checkpoint(tmp_path / "body") as opened:
         assert opened.graph.returned == {"norm"}
         assert opened.graph.norms[0].name == "layers.0.input_layernorm"
+
+
+def test_a_body_that_is_saved_beside_the_name_of_a_class_with_a_head_is_folded_as_the_body(tmp_path):
+    from tiny_models import tiny
+
+    model, _ = tiny("mpnet")
+    model.mpnet.config.architectures = None
+    model.mpnet.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["MPNetForMaskedLM"]}))
+    with open_checkpoint(tmp_path) as opened:
+        plan = make_plan(opened, operations=["centre"])
+        assert plan.architecture == "MPNetModel"
+        assert folded_config(opened.config, plan)["architectures"] == ["MPNetModel"]
+        assert "its config names MPNetForMaskedLM, and no head is there: it is a MPNetModel" in plan.remarks
 
 
 def test_keys_are_set_at_their_depth_and_dropped_and_the_rest_is_left():

@@ -8,8 +8,8 @@ import pytest
 import transformers
 
 from normkit.errors import ModelError
-from normkit.models.expansion import Settings
 from normkit.models.family import Becomes, Tie, declared_family, declared_types, parse
+from normkit.models.settings import Settings
 from tiny_models import RECIPES, configuration, tiny
 
 TEXT = """

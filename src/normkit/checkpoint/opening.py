@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -203,13 +204,23 @@ class Opened:
 
     @cached_property
     def graph(self) -> Graph:
-        """Its norms, readers and writers.
+        """Its norms, readers and writers; of the class without a head if no head is there and no name begins with it.
 
         Raises:
             ModelError: If its family is not declared, or it holds something that its family's file does not declare.
         """
         shapes = {name: info.shape for name, info in self.source.tensors.items()}
-        return expand(declared_family(str(self.config.get("model_type", ""))), self.config, shapes)
+        family = declared_family(str(self.config.get("model_type", "")))
+        try:
+            return expand(family, self.config, shapes)
+        except ModelError:
+            # sentence-transformers saves the body of a model beside the name of the class that it was trained as.
+            bodies = [name for name, returned in family.classes.items() if returned]
+            if not bodies or not family.prefix or any(name.startswith(family.prefix) for name in shapes):
+                raise
+            with suppress(ModelError):
+                return expand(family, {**self.config, "architectures": bodies[:1]}, shapes)
+            raise
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -29,8 +29,8 @@ from normkit.checkpoint.plan import (
 )
 from normkit.checkpoint.reader import TORCH, Source, TensorInfo, check_finite
 from normkit.errors import InputError, ModelError
-from normkit.models.expansion import Settings
 from normkit.models.graph import Graph
+from normkit.models.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

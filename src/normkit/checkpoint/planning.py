@@ -18,7 +18,7 @@ from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
 from normkit.checkpoint.rotation import rotate_stream, rotate_values
 from normkit.checkpoint.scaling import scale_stream
 from normkit.errors import InputError
-from normkit.models.expansion import Settings
+from normkit.models.settings import Settings
 from normkit.spec import NormSpec
 from normkit.text import counted, percent
 
@@ -94,7 +94,8 @@ def make_plan(
         untie=untie and graph.is_tied and graph.against_untying() is None,
     )
     builder = PlanBuilder(source.tensors, dtype)
-    written: dict[str, Any] = {}
+    named = config["architectures"][0]
+    written: dict[str, Any] = {} if graph.architecture == named else {"architectures": [graph.architecture]}
     if context.untie:
         head = next(linear for linear in graph.linears if linear.tied_to)
         if head.weight not in source.tensors:
@@ -149,6 +150,11 @@ def make_plan(
         options={**({"halvings": halvings} if halvings else {}), **({} if seed is None else {"seed": seed})},
         remarks=(
             *([f"equal in evaluation mode, not under dropout ({dropout})"] if dropout else ()),
+            *(
+                [f"its config names {named}, and no head is there: it is a {graph.architecture}"]
+                if graph.architecture != named
+                else []
+            ),
             *_remarks(context, opened, edits, changes),
             *graph.family.remarks,
         ),

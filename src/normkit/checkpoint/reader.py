@@ -323,9 +323,8 @@ class CheckpointSource:
 
 
 class ModelSource:
-    """The state dict of a module, in its order; a tensor with several names is listed once.
+    """The state dict of a module; a tensor with several names is listed under the first that its class does not tie.
 
-    It is listed under its first name that the class, if it is one of transformers, does not declare to be tied.
     `stored` are those of its parameters that have no values now, as `normkit.identification.offloading` finds them.
 
     Raises:
@@ -336,10 +335,8 @@ class ModelSource:
         self.tensors: dict[str, TensorInfo] = {}
         self._values: dict[str, Callable[[], Tensor]] = {}
         seen = set[Hashable]()
-        other_names: Any = (
-            getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ()
-        )
-        for name, tensor in sorted(model.state_dict().items(), key=lambda item: item[0] in other_names):
+        tied: Any = getattr(model, "all_tied_weights_keys", getattr(model, "_tied_weights_keys", None)) or ()
+        for name, tensor in sorted(model.state_dict().items(), key=lambda item: item[0] in tied):
             if not isinstance(tensor, Tensor):
                 continue
             if tensor.is_meta and name not in stored:
