@@ -1,26 +1,30 @@
 """The results of the studies: docs/explanation/studies, an index and one page per study.
 
-python census/studies.py              run all studies with the quick budget (15 minutes on 2 cores), write the pages
-python census/studies.py --from DIR   write them from the folder that `normkit study --all` left
+python census/studies.py --conditions   write what is fixed before a run, one file per study; commit it, then run
+python census/studies.py --from DIR     write the pages from the folder that `normkit study --all` left
+
+A page is refused if the conditions of its results are not those of the committed file.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import math
 import re
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from normkit import files
-from normkit.study.catalogue import NAMES
+from normkit.study.catalogue import NAMES, load
 from normkit.study.report import headline
+from normkit.study.result import BOUNDS
 from normkit.text import significant, spread
 
 FOLDER = Path(__file__).parents[1] / "docs" / "explanation" / "studies"
+CONDITIONS = FOLDER / "conditions"
 
 INDEX = """\
 # The published claims, rerun
@@ -30,17 +34,25 @@ trains small models and compares a paper's statement with its own numbers.
 
 **Result**: {headline}
 
-    normkit study --all --budget quick               # everything below: {seconds} seconds of one core in all
+    normkit study --all                              # everything below: {seconds} seconds of one core in all
     python census/studies.py --from normkit-out/study    # writes these pages
 
 ## How to read the numbers
 
-- A measured value is the median over {seeds} seeds. All variants of one seed start from the same weights and see the
-  same batches. The brackets hold the interval of 95 % of the bootstrap medians. With three seeds that is their range.
-- A condition **holds** if its whole interval lies within the bound. It is **open** if only a part of the interval does.
-  A number that is **shown** has no bound and decides nothing.
-- A claim is **reproduced** if all its conditions hold, and **reproduced only if ...** if those of one regime do.
-- {own} of {conditions} conditions have no published number. There the bound is ours.
+- A measured value is the mean over {seeds} seeds. All variants of one seed start from the same weights and see the
+  same batches, so that differences are paired. The brackets hold the 95 % interval of Student's t. Where a run
+  diverged, the value is the median, and its interval that of the order statistics.
+- **Conditions were fixed first.** Each page names the file of its conditions, its sha256 and the commit of the file.
+- A condition **holds** if its mean lies within the bound. It is **open** if the seeds do not decide. All conditions of
+  a page are tested together: the p-values are corrected (Holm), so that the chance of one wrong decision on a page is
+  at most 5 %. A number that is **shown** has no bound and decides nothing.
+- **Seeds** counts those within the bound. **Effect** is the distance of the mean from the bound in standard deviations
+  over the seeds.
+- "As good as" is a test of equivalence: the difference must be less than a quarter of what having a norm at all changes
+  on the same task.
+- A claim is **reproduced** if all its conditions hold, and **reproduced only if ...** if those of one regime do. It is
+  **not testable here** if its positive control does not hold.
+- {own} of {conditions} bounds are ours: no paper states them. The tables mark them.
 - The models are small. A claim that fails here may hold at another size. Each page says where it was measured;
   `--budget full`, `--set` and `torchrun` go further: see [rerun the studies](../../how-to/rerun-the-studies.md).
 
@@ -62,6 +74,8 @@ STUDY = """\
 - **Result**: {headline}
 - **Measured on**: {regime}.
 - **Data**: {data}.
+- **Conditions**: [the file](conditions/{name}.json), sha256 `{sha256}`, {commit}.
+- **Tests**: {tests} on this page, corrected together; {seeds} seeds.
 - **To repeat it**: `normkit study {name}`.
 - **To read the tables**: see [how to read the numbers](index.md#how-to-read-the-numbers).
 """
@@ -69,21 +83,32 @@ STUDY = """\
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--conditions", action="store_true", help="write the files of conditions")
     parser.add_argument("--from", dest="folder", type=Path, help="the folder `study` that `normkit study --all` left")
-    folder = parser.parse_args().folder
-    if folder is not None:
-        write(folder)
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run([sys.executable, "-m", "normkit", "study", "--all", "--out", scratch], check=True)
-        write(Path(scratch) / "study")
+    arguments = parser.parse_args()
+    if arguments.conditions:
+        for name in NAMES:
+            files.write_text(CONDITIONS / f"{name}.json", load(name).conditions())
+    if arguments.folder is not None:
+        write(arguments.folder)
 
 
 def write(folder: Path) -> None:
     """Write all pages from a folder of results."""
     studies = [json.loads((folder / name / "results.json").read_text(encoding="utf-8")) for name in NAMES]
+    for study in studies:
+        committed = hashlib.sha256((CONDITIONS / f"{study['study']}.json").read_bytes()).hexdigest()
+        if committed != study["conditions_sha256"]:
+            raise SystemExit(f"{study['study']}: the conditions of the results are not those of its file; run it again")
     for name, text in pages(studies, sum(_seconds(folder / name) for name in NAMES)).items():
         files.write_text(FOLDER / f"{name}.md", text)
+
+
+def commit_of(name: str) -> str:
+    """The commit that brought the conditions of a study, in words."""
+    file = CONDITIONS / f"{name}.json"
+    found = subprocess.run(["git", "log", "-1", "--format=%h", "--", file], cwd=FOLDER, capture_output=True, text=True)
+    return f"commit {found.stdout.strip()}" if found.stdout.strip() else "not committed"
 
 
 def pages(studies: list[dict[str, Any]], seconds: float) -> dict[str, str]:
@@ -95,12 +120,14 @@ def pages(studies: list[dict[str, Any]], seconds: float) -> dict[str, str]:
     """
     where = studies[0]["where"]
     claims = [claim for study in studies for claim in study["claims"]]
-    conditions = [condition for claim in claims for condition in claim["conditions"]]
+    conditions = [
+        each for claim in claims for each in (claim["control"], *claim["conditions"]) if each and each["judged"]
+    ]
     introduction = INDEX.format(
         headline=_headline(claims),
         seconds=f"{seconds:,.0f}",
         seeds=" or ".join(str(seeds) for seeds in sorted({study["settings"]["seeds"] for study in studies})),
-        own=sum(not condition["published"] for condition in conditions),
+        own=sum(condition["bound"] == "ours" for condition in conditions),
         conditions=len(conditions),
         torch=where["torch"],
         cpu=where["cpu"],
@@ -133,16 +160,23 @@ def _study(study: dict[str, Any]) -> str:
             regime=study["regime"].rstrip("."),
             data=study["data"],
             name=study["study"],
+            sha256=study["conditions_sha256"][:16],
+            commit=commit_of(study["study"]),
+            tests=study["tests"],
+            seeds=study["settings"]["seeds"],
         )
     ]
     for claim in study["claims"]:
         rows = f" Decides {', '.join(claim['ledger'])} of [the ledger](../claims.md)." if claim["ledger"] else ""
         lines += [f"## {claim['says']}\n", f"**{_verdict(claim)}**. Source: {claim['source']}.{rows}\n"]
-        lines.append("| must hold | published | measured | holds |\n|---|---|---|---|")
-        for condition in claim["conditions"]:
-            holds = {True: "yes", False: "no", None: "open"}[condition["holds"]] if condition["judged"] else "shown"
-            published = _cell(condition["published"] or "no number")
-            lines.append(f"| {_cell(condition['says'])} | {published} | {_measured(condition)} | {holds} |")
+        lines.append("| must hold | published | measured | seeds | effect | holds |\n|---|---|---|---|---|---|")
+        for condition in (*([claim["control"]] if claim["control"] else []), *claim["conditions"]):
+            says = f"Control: {condition['says']}" if condition is claim["control"] else condition["says"]
+            whose = f"; {BOUNDS[condition['bound']]}" if condition["judged"] else ""
+            published = f"{condition['published'] or 'no number'}{whose}"
+            seeds = f"{condition['within']}/{len(condition['values'])}" if condition["judged"] else ""
+            cells = (_cell(says), _cell(published), _measured(condition), seeds, _effect(condition), _holds(condition))
+            lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     found = _findings(study["measurements"])
     if found:
@@ -150,12 +184,30 @@ def _study(study: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _holds(condition: dict[str, Any]) -> str:
+    """Yes, no or open, with the corrected p-value."""
+    if not condition["judged"]:
+        return "shown"
+    p_value = condition["p_value"]
+    return {True: "yes", False: "no", None: "open"}[condition["holds"]] + (
+        ", p < 0.001" if p_value < 0.001 else f", p = {p_value:.2g}"
+    )
+
+
+def _effect(condition: dict[str, Any]) -> str:
+    """The distance from the bound in standard deviations; a number without chance has none."""
+    effect = _number(condition["effect_size"])
+    if not condition["judged"] or effect is None or math.isinf(effect):
+        return ""
+    return significant(effect)
+
+
 def _measured(condition: dict[str, Any]) -> str:
-    median = _number(condition["median"])
-    if median is None:
+    mean = _number(condition["mean"])
+    if mean is None:
         return "none"
     low, high = (_number(end) for end in condition["interval"])
-    return f"{significant(median)} [{spread((low or 0.0, high or 0.0))}]"
+    return f"{significant(mean)} [{spread((low or 0.0, high or 0.0))}]"
 
 
 def _number(value: float | str | None) -> float | None:

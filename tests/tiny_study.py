@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from normkit.study import catalogue
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.catalogue import Entry
 from normkit.study.chart import Bars, Chart
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Decided, Judged, Study, decide
 from normkit.study.statistics import Measurement, Paired
 from normkit.study.training_run import Recipe
 
@@ -124,6 +124,7 @@ STUDY = Study(
         "widths": (2, 4),
         "fault": "none",
     },
+    standard={"seeds": 2},
     full={"seeds": 3, "steps": 4},
     arms=arms,
     measure=measure,
@@ -144,3 +145,14 @@ def install(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
 
 def renamed(name: str, **changes: object) -> Study:
     return Study(**{**vars(STUDY), "name": name, **changes})
+
+
+def decided_claim(claim: Claim, measured: Mapping[int, Paired]) -> Decided:
+    """A claim decided alone; a single seed counts twice, so that equal values decide."""
+    seeds = list(measured.values())
+    return decide([claim], dict(enumerate(seeds * 2 if len(seeds) == 1 else seeds)))[0]
+
+
+def judged_condition(condition: Condition, measured: Mapping[int, Paired]) -> Judged:
+    """A condition decided alone."""
+    return decided_claim(Claim(says="", source="", conditions=(condition,)), measured).conditions[0]

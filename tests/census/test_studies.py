@@ -14,8 +14,13 @@ CONDITION = {
     "published": "",
     "judged": True,
     "holds": None,
-    "median": 0.5,
+    "mean": 0.5,
     "interval": [0.25, "inf"],
+    "bound": "ours",
+    "values": {"0": 0.5, "1": 2.0},
+    "within": 1,
+    "effect_size": 0.5,
+    "p_value": 0.25,
 }
 CLAIM = {
     "says": "Norms help",
@@ -23,7 +28,8 @@ CLAIM = {
     "ledger": ["C70"],
     "verdict": "reproduced only if",
     "only_if": "the model is deep",
-    "conditions": [CONDITION, {**CONDITION, "published": "2", "judged": False}],
+    "control": None,
+    "conditions": [CONDITION, {**CONDITION, "published": "2", "judged": False, "bound": "none"}],
 }
 STUDY = {
     "study": "depth",
@@ -32,6 +38,8 @@ STUDY = {
     "data": "bytes",
     "regime": "2 layers.",
     "settings": {"seeds": 3},
+    "conditions_sha256": "0" * 64,
+    "tests": 1,
     "where": {"torch": "2.13.0", "cpu": "x86_64"},
     "claims": [CLAIM],
     "measurements": {"0": {"left": {"findings": [{"rule": "F2", "severity": "warning"}]}, "right": {"findings": []}}},
@@ -41,7 +49,7 @@ STUDY = {
 def test_the_index_has_a_row_for_each_claim_and_counts_bounds_of_our_own() -> None:
     index = studies.pages([STUDY], 12.0)["index"]
     assert "| [depth](depth.md) | Norms help | reproduced only if the model is deep | C70 |" in index
-    assert "1 of 2 conditions have no published number" in index
+    assert "1 of 1 bounds are ours" in index
     assert "12 seconds of one core" in index
 
 
@@ -49,8 +57,9 @@ def test_a_page_has_the_claim_its_conditions_and_what_inspect_says() -> None:
     page = studies.pages([STUDY], 12.0)["depth"]
     assert page.startswith("# Depth\n\nDo norms help?")
     assert "## Norms help\n\n**reproduced only if the model is deep**. Source: a paper, table 1. Decides C70" in page
-    assert r"| the ratio \|a\| / \|b\| is at most 1 | no number | 0.500 [0.250 to inf] | open |" in page
-    assert r"| the ratio \|a\| / \|b\| is at most 1 | 2 | 0.500 [0.250 to inf] | shown |" in page
+    assert r"| the ratio \|a\| / \|b\| is at most 1 | no number; our bound | 0.500 [0.250 to inf] | 1/2 |" in page
+    assert "| 1/2 | 0.500 | open, p = 0.25 |" in page
+    assert r"| the ratio \|a\| / \|b\| is at most 1 | 2 | 0.500 [0.250 to inf] |  |  | shown |" in page
     assert "F2 (warning) in left." in page
 
 
@@ -66,3 +75,4 @@ def test_the_page_of_a_study_is_that_of_its_claims(name: str) -> None:
         assert f"Source: {claim.source}." in page
         for condition in claim.conditions:
             assert f"| {condition.says.replace('|', chr(92) + '|')} |" in page
+    assert (studies.CONDITIONS / f"{name}.json").read_text(encoding="utf-8") == study.conditions()

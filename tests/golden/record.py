@@ -38,7 +38,7 @@ CONVERTED = ("gpt2", "gemma2", "olmo", "t5", "cohere_qk_norm")
 PLANNED = ("gpt2", "llama_bias", "gemma2", "olmo2", "opt")
 FOLDED = ("gpt2", "gemma2")
 STUDIED = {
-    "attention": [],
+    "attention": ["--budget", "quick"],
     "invariances": ["--seeds", "1"],
     "epsilon": ["--seeds", "1", "--set", "steps=4"],
     "final-norm": ["--seeds", "1", "--set", "steps=4"],

@@ -58,11 +58,12 @@ TYPES = {"seeds": 2, "whole": 3, "rate": 0.5, "word": "a", "yes": True, "widths"
 
 @pytest.fixture
 def study() -> Study:
-    return tiny_study.renamed("typed", quick=TYPES, full={"seeds": 8, "whole": 30})
+    return tiny_study.renamed("typed", quick=TYPES, full={"seeds": 8, "whole": 30}, standard={})
 
 
 def test_a_budget_is_its_defaults(study):
-    assert settings_of(study) == TYPES
+    assert settings_of(study, "quick") == TYPES
+    assert settings_of(study) == {**TYPES, "seeds": 10}
     assert settings_of(study, "full") == {**TYPES, "seeds": 8, "whole": 30}
 
 

@@ -45,7 +45,7 @@ def invented(*values, low=1.0, regime="", trouble=None, findings=(), **settings)
         study=study,
         settings={**study.quick, **settings},
         measured=measured,
-        decided=tuple(decide(claim, measured) for claim in study.claims),
+        decided=decide(study.claims, measured),
         seconds=12.34,
         where={"torch": "2.13.0"},
         trouble=trouble or {},
@@ -60,20 +60,26 @@ def text_of(*results):
 
 
 def test_the_terminal_shows_published_beside_measured_and_counts_verdicts():
-    text = text_of(invented(1.5, 2.0, 1.25), invented(0.5, 0.25, 0.75))
+    text = text_of(invented(1.5, 1.6, 1.7), invented(0.5, 0.4, 0.6))
     lines = text.splitlines()
     assert "+ reproduced" in lines
     assert "! not reproduced" in lines
     row = next(line for line in lines if line.split()[-1:] == ["yes"])
-    assert [part.strip() for part in row.split("  ") if part.strip()][1:] == ["2.0", "1.50", "1.25 to 2.00", "yes"]
-    assert lines[-1] == "2 claims: 1 reproduced, 1 not reproduced"
+    assert [part.strip() for part in row.split("  ") if part.strip()][1:] == [
+        "2.0; our bound",
+        "1.60",
+        "1.35 to 1.85",
+        "3/3",
+        "yes",
+    ]
+    assert lines[-1] == "indicative, 3 seeds: 2 claims: 1 reproduced, 1 not reproduced"
     assert max(map(len, lines)) <= 100
 
 
 def test_a_number_that_is_missing_is_none_and_open():
     (claim,) = describe_study(invented(1.5, math.nan)).part("claims").sections
     assert (claim.verdict.headline, claim.verdict.tone) == ("not run", "neutral")
-    assert [cell.text for cell in claim.tables[0].rows[0][2:5]] == ["none", "", "open"]
+    assert [cell.text for cell in claim.tables[0].rows[0][2:6]] == ["none", "", "1/2", "open"]
 
 
 def test_what_was_not_run_is_told_with_its_reason():
@@ -107,7 +113,7 @@ def test_the_page_is_whole_escaped_and_repeats_its_bytes(tmp_path):
     text = page.read_text()
     assert page == tmp_path / "index.html"
     assert "the &lt;b&gt;loss&lt;/b&gt; is at least 1" in text
-    assert "1.25 to 2.00" in text
+    assert "0.635 to 2.53" in text
     assert "<svg" in text
     assert (tmp_path / "loss.svg").read_text().startswith("<?xml")
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
@@ -115,11 +121,11 @@ def test_the_page_is_whole_escaped_and_repeats_its_bytes(tmp_path):
 
 
 def test_the_index_links_each_study(tmp_path):
-    text = write_index([invented(1.5), invented(0.5)], tmp_path).read_text()
+    text = write_index([invented(1.5, 1.5), invented(0.5, 0.5)], tmp_path).read_text()
     assert text.count('href="invented/index.html"') == 2
     assert "2 claims: 1 reproduced, 1 not reproduced" in text
 
 
-@pytest.mark.parametrize(("values", "words"), [((1.5,), "reproduced"), ((0.5,), "not reproduced")])
+@pytest.mark.parametrize(("values", "words"), [((1.5,) * 10, "reproduced"), ((0.5,) * 10, "not reproduced")])
 def test_the_headline_counts(values, words):
     assert describe_study(invented(*values)).part("claims").title == f"1 claim: 1 {words}"

@@ -20,7 +20,7 @@ def opened(folder, *, resume=False, **changes):
 def refused(folder, *, resume=True, **changes):
     """Why the folder cannot be used, after its own path."""
     with pytest.raises(InputError) as error, closing(opened(folder, resume=resume, **changes)) as store:
-        store.finished(2)
+        store.finished(range(2))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -36,10 +36,10 @@ def folder(tmp_path):
 
 def test_what_is_kept_is_read_again_and_a_refused_folder_is_let_go(folder):
     store = opened(folder, resume=True)
-    found = store.finished(2)
+    found = store.finished(range(2))
     store.close()
     assert found == {(1, "a, b"): Finished({"value": 0.1, "list": [1, 2], "is": True, "none": None}, 2.5)}
-    assert store.finished(1) == {}
+    assert store.finished(range(1)) == {}
     refused(folder, study="t")
     opened(folder, resume=True).close()
 
@@ -65,7 +65,7 @@ def test_every_arm_has_a_file_of_its_own(tmp_path):
     for place, arm in enumerate(ARMS):
         store.keep(arm.name, 0, Finished({"place": place}, 0.0))
     store.close()
-    found = store.finished(1)
+    found = store.finished(range(1))
     assert [found[0, arm.name].measurement["place"] for arm in ARMS] == list(range(len(ARMS)))
     names = sorted(path.name for path in (tmp_path / "s" / "arms").iterdir())
     assert len(names) == len(ARMS)
@@ -176,7 +176,7 @@ def test_without_room_an_arm_is_not_kept_and_others_are(folder, monkeypatch):
         f"cannot write {folder / 'arms' / 'a-b-2-0.json'}: No space left on device; finished arms are kept: make room, "
         "then go on with --resume"
     )
-    assert set(store.finished(2)) == {(1, "a, b")}
+    assert set(store.finished(range(2))) == {(1, "a, b")}
     assert len(list((folder / "arms").iterdir())) == 1
     store.close()
 

@@ -166,16 +166,17 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) ->
 @click.option("--all", "everything", is_flag=True, help="Run every study.")
 @click.option(
     "--budget",
-    type=click.Choice(["quick", "full"]),
-    default="quick",
+    type=click.Choice(["quick", "standard", "full"]),
+    default="standard",
     show_default=True,
-    help="full has more seeds and steps, and takes up to ten times as long.",
+    help="quick: 3 seeds, indicative; standard: 10; full: larger, up to ten times as long.",
 )
 @out_option
 @resume_option
 @click.option(
     "--seeds", type=click.IntRange(min=1), metavar="N", help="Seeds per arm, paired.  [default: the budget's]"
 )
+@click.option("--first-seed", type=click.IntRange(min=0), metavar="N", default=0, help="The first of the seeds.")
 @click.option(
     "--set", "changed", multiple=True, metavar="NAME=VALUE", help="Change a setting, such as steps=100; repeatable."
 )
@@ -215,6 +216,7 @@ def run_studies(
     out: Path,
     resume: bool,
     seeds: int | None,
+    first_seed: int,
     changed: tuple[str, ...],
     jobs: int | None,
     threads: int,
@@ -250,7 +252,7 @@ def run_studies(
             Crew(jobs, threads) as crew,
             progress_of_tasks(request.seconds, shown=speaks and shows_progress(quiet=quiet or as_json)) as begin,
         ):
-            done = _run(request, crew, ranks, begin)
+            done = _run(request, first_seed, crew, ranks, begin)
     except LostRankError as error:
         if speaks:
             click.echo(f"normkit: {one_line(str(error))}", err=True)
@@ -267,7 +269,7 @@ def run_studies(
     ctx.exit(done.code)
 
 
-def _run(request: Request, crew: Crew, ranks: Ranks, begin: Callable[[str], Progress]) -> _Done:
+def _run(request: Request, first_seed: int, crew: Crew, ranks: Ranks, begin: Callable[[str], Progress]) -> _Done:
     """Run every study; if there are several, one that fails does not stop the others."""
     import torch
 
@@ -281,6 +283,7 @@ def _run(request: Request, crew: Crew, ranks: Ranks, begin: Callable[[str], Prog
                 study,
                 settings,
                 out=request.out,
+                first_seed=first_seed,
                 resume=request.resume,
                 device=request.device,
                 dtype=getattr(torch, request.dtype),
@@ -323,8 +326,12 @@ def _print_list(*, as_json: bool) -> None:
     seconds = sum(entry.seconds for entry in CATALOGUE.values()) / cores
     words = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
     here = counted(cores, "core")
-    click.echo(f"\nSeconds of one core, with --budget quick; all take {words} on the {here} here.")
-    click.echo("Run: normkit study NAME ..., or normkit study --all. --budget full takes up to ten times as long.")
+    click.echo(
+        f"\nSeconds of one core, with --budget quick (3 seeds, indicative); all take {words} on the {here} here."
+    )
+    click.echo(
+        "Run: normkit study NAME ..., or normkit study --all, with ten seeds. --budget full: up to ten times as long."
+    )
 
 
 def _print(done: _Done, out: Path, *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from normkit.study.arm_context import Setting, Settings
     from normkit.study.result import Study
 
-Budget = Literal["quick", "full"]
+Budget = Literal["quick", "standard", "full"]
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,22 @@ def load(name: str) -> Study:
     return study
 
 
-def settings_of(study: Study, budget: Budget = "quick", changed: Mapping[str, str] | None = None) -> Settings:
+def settings_of(study: Study, budget: Budget = "standard", changed: Mapping[str, str] | None = None) -> Settings:
     """All settings of a study; each keeps the type of its default.
 
     Args:
         study: A study.
-        budget: Which of its two sets of defaults.
+        budget: Which of its sets of defaults; quick has three seeds, and standard the same sizes with ten, unless the
+            study says otherwise.
         changed: Name -> text of the value; names that the study does not have are skipped.
 
     Raises:
         InputError: If a text is not a value of its setting's type.
     """
-    settings = {**study.quick, **(study.full if budget == "full" else {})}
+    from normkit.study.result import SEEDS
+
+    ten = {"seeds": max(SEEDS, study.quick["seeds"])}
+    settings = {**study.quick, **{"quick": {}, "standard": {**ten, **study.standard}, "full": study.full}[budget]}
     for name, text in (changed or {}).items():
         if name in settings:
             settings[name] = _typed(name, text, settings[name])

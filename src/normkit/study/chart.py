@@ -1,11 +1,11 @@
-"""The charts of a study as data: curves with intervals, bars, and tables of marks. `figures` draws them."""
+"""The charts of a study as data: curves with ranges over the seeds, bars, and tables of marks. `figures` draws them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from normkit.study.statistics import Paired, block_means, filled, interval
+from normkit.study.statistics import Paired, block_means, filled, range_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +17,9 @@ class Line:
     y: tuple[float, ...]
     """Medians over seeds; NaN leaves a gap, infinity is marked at the upper edge."""
     low: tuple[float, ...] = ()
-    """Lower ends of the intervals, or empty."""
+    """The least of the seeds, or empty."""
     high: tuple[float, ...] = ()
-    """Upper ends, or empty."""
+    """The greatest, or empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Curves(_Figure):
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(_Figure):
-    """A value for each arm, with its interval and the single seeds as points."""
+    """A value for each arm, with the range and the single seeds as points."""
 
     label: str
     """What the values are, with the unit."""
@@ -60,9 +60,9 @@ class Bars(_Figure):
     log: bool = False
 
     @property
-    def intervals(self) -> tuple[tuple[float, float, float], ...]:
-        """Median, lower and upper end of the interval of each arm."""
-        return tuple(interval(values) for _, values in self.values)
+    def ranges(self) -> tuple[tuple[float, float, float], ...]:
+        """Median, least and greatest seed of each arm."""
+        return tuple(range_of(values) for _, values in self.values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +79,14 @@ Chart = Curves | Bars | Marks
 
 
 def line(label: str, x: Sequence[float], seeds: Iterable[Sequence[float]]) -> Line:
-    """The line of medians, with intervals, through the values that each seed has at the places x."""
-    intervals = [interval(values) for values in zip(*seeds, strict=True)]
+    """The line of medians, with the ranges, through the values that each seed has at the places x."""
+    ranges = [range_of(values) for values in zip(*seeds, strict=True)]
     return Line(
         label=label,
         x=tuple(x),
-        y=tuple(middle for middle, _, _ in intervals),
-        low=tuple(low for _, low, _ in intervals),
-        high=tuple(high for _, _, high in intervals),
+        y=tuple(middle for middle, _, _ in ranges),
+        low=tuple(low for _, low, _ in ranges),
+        high=tuple(high for _, _, high in ranges),
     )
 
 

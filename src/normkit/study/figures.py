@@ -1,4 +1,4 @@
-"""The charts of a study: curves with their intervals, bars with their seeds, and tables of marks."""
+"""The charts of a study: curves with their ranges over the seeds, bars with their seeds, and tables of marks."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _draw_bars(chart: Bars) -> Axes:
     ax.grid(visible=True, axis="x")
     ax.grid(visible=False, axis="y")
     names = []
-    for place, ((name, values), (middle, low, high)) in enumerate(zip(chart.values, chart.intervals, strict=True)):
+    for place, ((name, values), (middle, low, high)) in enumerate(zip(chart.values, chart.ranges, strict=True)):
         seeds = [value for value in values if math.isfinite(value)]
         ax.plot(seeds, [place] * len(seeds), "o", color=colour("accent"), alpha=0.45, markersize=5, markeredgewidth=0)
         if math.isfinite(middle):

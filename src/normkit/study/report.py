@@ -27,6 +27,7 @@ _TONES: dict[Verdict, Tone] = {
     "reproduced only if": "note",
     "not reproduced": "warning",
     "undecided": "neutral",
+    "not testable here": "neutral",
     "not run": "neutral",
 }
 _COUNTED: dict[Verdict, str] = {
@@ -34,13 +35,15 @@ _COUNTED: dict[Verdict, str] = {
     "reproduced only if": "reproduced in a regime only",
     "not reproduced": "not reproduced",
     "undecided": "undecided",
+    "not testable here": "not testable here",
     "not run": "not run",
 }
 _COLUMNS = (
     Column("says", "must hold"),
     Column("published", "published"),
     Column("measured", "measured", numeric=True),
-    Column("interval", "interval", numeric=True),
+    Column("interval", "95 % interval", numeric=True),
+    Column("within", "seeds", numeric=True),
     Column("holds", "holds"),
     Column("source", "source of the bound"),
 )
@@ -50,6 +53,8 @@ def describe_study(result: StudyResult) -> Section:
     """The words of a study, safe to print: claims, where they hold, the norms of the runs, how to run it again."""
     study = result.study
     facts = [Fact("data", study.data)]
+    corrected = f"{counted(result.tests, 'test')}; all decisions together are wrong with a chance of at most 5 % (Holm)"
+    facts += [Fact("tests", corrected), Fact("sha256 of the conditions", study.conditions_sha256)]
     facts.append(Fact("seeds", ", ".join(map(str, result.measured)) or "none"))
     chosen = {name: value for name, value in result.settings.items() if name != "seeds"}
     facts += [Fact(name.replace("_", " "), _setting(value)) for name, value in chosen.items()]
@@ -62,7 +67,7 @@ def describe_study(result: StudyResult) -> Section:
     command = " ".join([f"normkit study {study.name} --seeds {len(result.measured)}", *changed])
     claims = Section(
         id="claims",
-        title=headline(_verdicts([result])),
+        title=": ".join(filter(None, (result.indicative, headline(_verdicts([result]))))),
         sections=tuple(map(_claim, result.decided)),
         facts=tuple(Fact(arm, why) for arm, why in result.trouble.items()),
     )
@@ -92,7 +97,8 @@ def summary(results: Sequence[StudyResult]) -> RenderableType:
             grid.add_column("must hold", overflow="fold", ratio=3)
             grid.add_column("published", overflow="fold", ratio=2)
             grid.add_column("measured", justify="right", no_wrap=True)
-            grid.add_column("interval", justify="right", no_wrap=True)
+            grid.add_column("95 % interval", justify="right", no_wrap=True)
+            grid.add_column("seeds", justify="right", no_wrap=True)
             grid.add_column("holds", no_wrap=True)
             for row in claim.tables[0].rows:
                 grid.add_row(*(cell.text for cell in row[:-1]))
@@ -102,7 +108,8 @@ def summary(results: Sequence[StudyResult]) -> RenderableType:
             parts.append(marked("neutral", f"not run: {fact.label}: {fact.value}"))
         if claims.facts:
             parts.append("")
-    return Group(*parts, Text(headline(_verdicts(results)), "bold"))
+    warnings = dict.fromkeys(result.indicative for result in results if result.indicative)
+    return Group(*parts, Text(": ".join((*warnings, headline(_verdicts(results)))), "bold"))
 
 
 def write(result: StudyResult, folder: Path) -> Path:
@@ -154,13 +161,15 @@ def _verdicts(results: Sequence[StudyResult]) -> list[Verdict]:
 def _claim(decided: Decided) -> Section:
     """A claim with its verdict, and the regime if it holds in one only."""
     rows = []
-    for judged in decided.conditions:
+    for judged in (*([decided.control] if decided.control else []), *decided.conditions):
         condition = judged.condition
+        says = f"control: {condition.says}" if judged is decided.control else condition.says
         holds = {True: "yes", False: "no", None: "open"}[judged.holds] if condition.judged else "shown"
-        known = not math.isnan(judged.median)
-        measured, interval = significant(judged.median), spread((judged.low, judged.high))
-        numbers = (measured, interval) if known else ("none", "")
-        rows.append([condition.says, condition.published or "no number", *numbers, holds, condition.source])
+        numbers = ["none", ""]
+        if not math.isnan(judged.middle):
+            numbers = [significant(judged.middle), spread((judged.low, judged.high))]
+        within = f"{judged.within}/{len(judged.values)}" if condition.judged else ""
+        rows.append([says, condition.published_and_bound, *numbers, within, holds, condition.source])
     headline = f"{decided.verdict} {decided.only_if}".strip()
     return Section(
         title=decided.claim.says,

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import stdev
 from typing import Any, Literal
 
+from normkit.files import json_text
 from normkit.study.arm_context import ArmContext, Setting, Settings
 from normkit.study.chart import Chart
-from normkit.study.statistics import Measurement, Paired, Statistic, interval
+from normkit.study.statistics import Measurement, Paired, Statistic, decision, estimate, holm
+from normkit.text import counted
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-Verdict = Literal["reproduced", "reproduced only if", "not reproduced", "undecided", "not run"]
+# Fewer seeds than these are called indicative: their intervals hold only if the differences are normal.
+SEEDS = 10
+
+_LEVEL = 0.05
+
+BOUNDS = {"ours": "our bound", "paper": "the paper's bound", "theory": "exact"}
+
+Verdict = Literal["reproduced", "reproduced only if", "not reproduced", "undecided", "not testable here", "not run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +41,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A number that decides a claim: the interval of its statistic over the seeds must lie within the bounds."""
+    """A number that decides a claim: over the seeds, the mean of its statistic must lie within the bounds."""
 
     says: str
     """The condition in words, with its bound."""
@@ -43,7 +54,26 @@ class Condition:
     regime: str = ""
     """The end of "reproduced only if ..."; empty if the claim is about every case."""
     source: str = ""
-    """The reason for the bound: theory, the paper, or our own."""
+    """The reason for the bound."""
+    bound: Literal["ours", "paper", "theory"] = "ours"
+    """Whose the bound is: set by us, a number of the paper, or exact."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the statistic, which `says` describes."""
+        return {
+            "says": self.says,
+            "published": self.published,
+            "source": self.source,
+            "regime": self.regime,
+            "judged": self.judged,
+            "bound": self.bound if self.judged else "none",
+            "bounds": (self.low, self.high),
+        }
+
+    @property
+    def published_and_bound(self) -> str:
+        """The published number, and whose the bound is, in words."""
+        return f"{self.published or 'no number'}{f'; {BOUNDS[self.bound]}' if self.judged else ''}"
 
     @property
     def judged(self) -> bool:
@@ -63,6 +93,18 @@ class Claim:
     """If all hold, the claim is reproduced; if only those of some regimes hold, it is reproduced only in these."""
     ledger: tuple[str, ...] = ()
     """Rows of docs/explanation/claims.md that it decides."""
+    control: Condition | None = None
+    """What must hold for the claim to be testable at this size: a positive control; None needs none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What was fixed before anything was run."""
+        return {
+            "says": self.says,
+            "source": self.source,
+            "ledger": self.ledger,
+            "control": self.control and self.control.to_json(),
+            "conditions": [condition.to_json() for condition in self.conditions],
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +121,8 @@ class Study:
     """Settings of the quick budget, "seeds" among them."""
     full: Settings
     """Settings that the full budget changes."""
+    standard: Settings = field(default_factory=dict)
+    """Settings that the standard budget changes, beside its ten seeds."""
     arms: Callable[[Settings], tuple[Arm, ...]]
     measure: Callable[[ArmContext, Arm], Measurement]
     """Measures one arm with one seed."""
@@ -90,6 +134,23 @@ class Study:
     """The sizes at which it was measured, beyond which it says nothing."""
     needs: tuple[str, ...] = ()
     """Packages beyond the core, as in ("sklearn",)."""
+
+    def conditions(self) -> str:
+        """The file of conditions, as JSON: claims, controls, bounds and settings, all that is fixed before a run."""
+        budgets = {"quick": self.quick, "standard": {"seeds": SEEDS, **self.standard}, "full": self.full}
+        content = {
+            "study": self.name,
+            "question": self.question,
+            "budgets": budgets,
+            "level": _LEVEL,
+            "claims": [claim.to_json() for claim in self.claims],
+        }
+        return json_text(plain(content))
+
+    @property
+    def conditions_sha256(self) -> str:
+        """Of the file of conditions: equal exactly if nothing that was fixed has changed since."""
+        return hashlib.sha256(self.conditions().encode()).hexdigest()
 
 
 def budget(**settings: Setting) -> Settings:
@@ -104,13 +165,43 @@ class Judged:
     condition: Condition
     values: tuple[float, ...]
     """The statistic of each seed, in the order of the seeds."""
-    median: float
+    middle: float
+    """Mean over the seeds; the median if a value is infinite."""
     low: float
-    """Lower end of the interval of the median."""
+    """Lower end of the 95 % interval."""
     high: float
     """Upper end."""
+    p_value: float
+    """Of the decision, corrected for all tests of the study (Holm)."""
     holds: bool | None
-    """Whether the whole interval lies within the bounds; None if only a part does."""
+    """Whether the mean lies within the bounds; None if the corrected p-value is above 0.05."""
+
+    @property
+    def within(self) -> int:
+        """How many seeds lie within the bounds."""
+        return sum(self.condition.low <= value <= self.condition.high for value in self.values)
+
+    @property
+    def effect_size(self) -> float:
+        """Distance of the mean from the nearest bound, over the standard deviation of the seeds."""
+        bounds = [bound for bound in (self.condition.low, self.condition.high) if math.isfinite(bound)]
+        if len(self.values) < 2 or not bounds or not all(map(math.isfinite, self.values)):
+            return math.nan
+        distance, spread = min(abs(self.middle - bound) for bound in bounds), stdev(self.values)
+        return distance / spread if spread else math.inf
+
+    def to_json(self, seeds: Sequence[int]) -> dict[str, Any]:
+        """The condition with its numbers."""
+        return {
+            **self.condition.to_json(),
+            "values": dict(zip(map(str, seeds), self.values, strict=True)),
+            "mean": self.middle,
+            "interval": (self.low, self.high),
+            "within": self.within,
+            "effect_size": self.effect_size,
+            "p_value": self.p_value,
+            "holds": self.holds,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +209,7 @@ class Decided:
     """A claim with its verdict."""
 
     claim: Claim
+    control: Judged | None
     conditions: tuple[Judged, ...]
     verdict: Verdict
     only_if: str = ""
@@ -141,6 +233,18 @@ class StudyResult:
     """Arms that could not be run, with the reason in one line."""
 
     @property
+    def indicative(self) -> str:
+        """A warning in words if there are fewer than ten seeds; empty otherwise."""
+        count = len(self.measured)
+        return f"indicative, {counted(count, 'seed')}" if 0 < count < SEEDS else ""
+
+    @property
+    def tests(self) -> int:
+        """How many conditions, controls among them, share the chance of 5 % of a wrong decision."""
+        judged = [each for decided in self.decided for each in (decided.control, *decided.conditions)]
+        return sum(each is not None and each.condition.judged for each in judged)
+
+    @property
     def charts(self) -> tuple[Chart, ...]:
         """The charts, from the seeds with which all arms were measured."""
         arms = self.study.arms(self.settings)
@@ -162,28 +266,16 @@ class StudyResult:
             "regime": study.regime,
             "settings": dict(self.settings),
             "where": dict(self.where),
+            "conditions_sha256": study.conditions_sha256,
+            "indicative": self.indicative,
+            "tests": self.tests,
             "claims": [
                 {
-                    "says": decided.claim.says,
-                    "source": decided.claim.source,
-                    "ledger": decided.claim.ledger,
+                    **decided.claim.to_json(),
                     "verdict": decided.verdict,
                     "only_if": decided.only_if,
-                    "conditions": [
-                        {
-                            "says": judged.condition.says,
-                            "published": judged.condition.published,
-                            "source": judged.condition.source,
-                            "regime": judged.condition.regime,
-                            "judged": judged.condition.judged,
-                            "bounds": (judged.condition.low, judged.condition.high),
-                            "values": dict(zip(map(str, seeds), judged.values, strict=True)),
-                            "median": judged.median,
-                            "interval": (judged.low, judged.high),
-                            "holds": judged.holds,
-                        }
-                        for judged in decided.conditions
-                    ],
+                    "control": decided.control and decided.control.to_json(seeds),
+                    "conditions": [judged.to_json(seeds) for judged in decided.conditions],
                 }
                 for decided in self.decided
             ],
@@ -205,44 +297,62 @@ def plain(value: Any, of_not_finite: Callable[[float], Any] = str) -> Any:
     return value
 
 
-def decide(claim: Claim, measured: Mapping[int, Paired]) -> Decided:
-    """The verdict on a claim.
+def decide(claims: Sequence[Claim], measured: Mapping[int, Paired]) -> tuple[Decided, ...]:
+    """The verdicts on the claims of a study.
 
-    If all judged conditions hold, it is reproduced. If some fail, and all conditions of a regime hold, it is reproduced
-    only in that regime. If none of these, it is not reproduced. A condition whose interval crosses a bound, or that
-    lacks a number, is open; if no condition fails, an open one leaves the claim undecided.
+    Each condition is tested, and the p-values of all tests are corrected together (Holm), so that the chance of one
+    wrong decision is at most 5 %. If all judged conditions of a claim hold, it is reproduced. If some fail, and all
+    conditions of a regime hold, it is reproduced only in that regime. If none of these, it is not reproduced. A
+    condition that is not decided is open; if no condition fails, an open one leaves the claim undecided. A claim whose
+    control does not hold is not testable here, whatever its conditions.
     """
-    conditions = tuple(judge(condition, measured) for condition in claim.conditions)
-    judged = [each for each in conditions if each.condition.judged]
-    regimes = list(dict.fromkeys(each.condition.regime for each in judged if each.condition.regime))
-    held = [regime for regime in regimes if all(each.holds for each in judged if each.condition.regime == regime)]
-    has_failed = any(each.holds is False for each in judged)
-    verdict: Verdict
-    if all(math.isnan(each.median) for each in judged):
-        verdict = "not run"
-    elif all(each.holds for each in judged):
-        verdict = "reproduced"
-    elif has_failed:
-        verdict = "reproduced only if" if held else "not reproduced"
-    else:
-        verdict = "undecided"
-    only_if = "; ".join(held) if verdict == "reproduced only if" else ""
-    return Decided(claim=claim, conditions=conditions, verdict=verdict, only_if=only_if)
+    asked = [condition for claim in claims for condition in (claim.control, *claim.conditions) if condition is not None]
+    values = [_values(condition, measured) for condition in asked]
+    results = [
+        decision(each, condition.low, condition.high) if condition.judged else (False, math.nan)
+        for condition, each in zip(asked, values, strict=True)
+    ]
+    places = [place for place, condition in enumerate(asked) if condition.judged]
+    corrected = dict(zip(places, holm([results[place][1] for place in places]), strict=True))
+    judged = iter(
+        _judged(condition, each, is_within, corrected.get(place, math.nan))
+        for place, (condition, each, (is_within, _)) in enumerate(zip(asked, values, results, strict=True))
+    )
+    return tuple(
+        _decided(claim, next(judged) if claim.control else None, tuple(next(judged) for _ in claim.conditions))
+        for claim in claims
+    )
 
 
-def judge(condition: Condition, measured: Mapping[int, Paired]) -> Judged:
-    """The condition's statistic for each seed, its median and interval, and whether it holds."""
+def _values(condition: Condition, measured: Mapping[int, Paired]) -> tuple[float, ...]:
+    """The condition's statistic for each seed; NaN where an arm was not run, or a number was not finite."""
     values = []
     for _, paired in sorted(measured.items()):
         try:
             values.append(condition.statistic(paired))
         except (KeyError, TypeError, ZeroDivisionError):
-            # An arm was not run, or a number was not finite.
             values.append(math.nan)
-    median, low, high = interval(values)
-    holds: bool | None = None
-    if condition.low <= low and high <= condition.high:
-        holds = True
-    elif high < condition.low or low > condition.high:
-        holds = False
-    return Judged(condition=condition, values=tuple(values), median=median, low=low, high=high, holds=holds)
+    return tuple(values)
+
+
+def _judged(condition: Condition, values: tuple[float, ...], is_within: bool, p_value: float) -> Judged:
+    middle, low, high = estimate(values)
+    holds = is_within if p_value <= _LEVEL else None
+    return Judged(condition=condition, values=values, middle=middle, low=low, high=high, p_value=p_value, holds=holds)
+
+
+def _decided(claim: Claim, control: Judged | None, conditions: tuple[Judged, ...]) -> Decided:
+    judged = [each for each in conditions if each.condition.judged]
+    regimes = list(dict.fromkeys(each.condition.regime for each in judged if each.condition.regime))
+    held = [regime for regime in regimes if all(each.holds for each in judged if each.condition.regime == regime)]
+    verdict: Verdict = "undecided"
+    if all(math.isnan(each.middle) for each in judged):
+        verdict = "not run"
+    elif control is not None and not control.holds:
+        verdict = "not testable here"
+    elif all(each.holds for each in judged):
+        verdict = "reproduced"
+    elif any(each.holds is False for each in judged):
+        verdict = "reproduced only if" if held else "not reproduced"
+    only_if = "; ".join(held) if verdict == "reproduced only if" else ""
+    return Decided(claim=claim, control=control, conditions=conditions, verdict=verdict, only_if=only_if)

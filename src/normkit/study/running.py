@@ -35,6 +35,7 @@ def run(
     *,
     out: Path | None = None,
     seeds: int | None = None,
+    first_seed: int = 0,
     jobs: int = 1,
     threads: int = 1,
     resume: bool = False,
@@ -52,7 +53,8 @@ def run(
         study: A study.
         settings: All of its settings; those of the quick budget if None.
         out: Folder in which the study makes one of its own name for everything that it measures; None keeps nothing.
-        seeds: How many, from 0; those of the settings if None.
+        seeds: How many; those of the settings if None.
+        first_seed: Of them.
         jobs: Arms measured at a time, each in a process of its own; a single one is measured in this process.
         threads: Torch's, for each arm.
         resume: Continue with what the folder holds.
@@ -69,12 +71,12 @@ def run(
     """
     settings = study.quick if settings is None else settings
     settings = {**settings, "seeds": check_seeds(settings["seeds"] if seeds is None else seeds)}
-    for name in study.needs:
+    for name in ("scipy", *study.needs):
         if find_spec(name) is None:
             package = _PACKAGES.get(name, name)
             raise InputError(f'{study.name} needs {package}, which is not installed: pip install "normkit[study]"')
     require_device(device)
-    arms, all_seeds = study.arms(settings), range(check_seeds(settings["seeds"]))
+    arms, all_seeds = study.arms(settings), range(first_seed, first_seed + settings["seeds"])
     folder = None if out is None else out / study.name
     trouble: dict[str, str] = {}
     with Crew(jobs, threads) as own, ExitStack() as stack:
@@ -83,7 +85,7 @@ def run(
         store: Store | None = None
         finished: dict[tuple[int, str], Finished] = {}
         if folder is not None:
-            store, finished = _opened(folder, study, settings, where, resume, ranks)
+            store, finished = _opened(folder, study, settings, all_seeds, where, resume, ranks)
         if store is not None:
             stack.callback(store.close)
         left = [
@@ -124,7 +126,7 @@ def run(
             study=study,
             settings=settings,
             measured=paired,
-            decided=tuple(decide(claim, paired) for claim in study.claims),
+            decided=decide(study.claims, paired),
             seconds=sum(each.seconds for each in finished.values()),
             where=where,
             trouble=dict(sorted(trouble.items())),
@@ -135,7 +137,13 @@ def run(
 
 
 def _opened(
-    folder: Path, study: Study, settings: Settings, where: Mapping[str, str], resume: bool, ranks: Ranks
+    folder: Path,
+    study: Study,
+    settings: Settings,
+    seeds: range,
+    where: Mapping[str, str],
+    resume: bool,
+    ranks: Ranks,
 ) -> tuple[Store | None, dict[tuple[int, str], Finished]]:
     """The folder and its finished arms: the first of several processes reads and sends them, or its error, to all."""
     store, message = None, None
@@ -149,7 +157,7 @@ def _opened(
         }
         try:
             store = Store(folder, configuration, study.arms(settings), resume=resume)
-            kept = store.finished(check_seeds(settings["seeds"])).items()
+            kept = store.finished(seeds).items()
             message = json.dumps([[*key, each.measurement, each.seconds] for key, each in kept]).encode()
         except InputError as error:
             ranks.shared(json.dumps(str(error)).encode())
@@ -164,7 +172,7 @@ def _opened(
 
 def not_run(study: Study, settings: Settings, why: str) -> StudyResult:
     """The result of a study of which nothing could be measured, with the reason in one line."""
-    decided = tuple(decide(claim, {}) for claim in study.claims)
+    decided = decide(study.claims, {})
     return StudyResult(
         study=study, settings=settings, measured={}, decided=decided, seconds=0.0, where={}, trouble={"every arm": why}
     )

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,7 @@ class Store:
         """Unlock the folder."""
         os.close(self._lock)
 
-    def finished(self, seeds: int) -> dict[tuple[int, str], Finished]:
+    def finished(self, seeds: Iterable[int]) -> dict[tuple[int, str], Finished]:
         """The finished arms, by seed and name.
 
         Raises:
@@ -97,7 +97,7 @@ class Store:
         """
         return {
             (seed, arm): self._read(arm, seed)
-            for seed in range(seeds)
+            for seed in seeds
             for arm in self._names
             if self._arm_file(arm, seed).exists()
         }

@@ -6,7 +6,7 @@ import torch
 from normkit.study import Transformer, TransformerConfig
 from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.affine import STUDY, frozen_gains
-from normkit.study.result import decide
+from tiny_study import decided_claim
 
 TINY = {**STUDY.quick, "layers": 1, "width": 16, "batch": 2, "window": 8, "steps": 3, "warmup": 0, "little_bytes": 200}
 ARMS = {arm.name: arm for arm in STUDY.arms(TINY)}
@@ -87,7 +87,7 @@ def both(much, little):
 )
 def test_verdicts(words, measured, expected):
     (claim,) = (claim for claim in STUDY.claims if words in claim.says)
-    assert decide(claim, measured).verdict == expected
+    assert decided_claim(claim, measured).verdict == expected
 
 
 def test_charts_show_losses_and_gaps_apart():

@@ -5,8 +5,8 @@ import torch
 
 from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.attention import STUDY, _scores
-from normkit.study.result import decide
 from normkit.study.transformer import Transformer, TransformerConfig
+from tiny_study import decided_claim
 
 SMALL = {**STUDY.quick, "width": 16, "heads": 2, "batch": 2}
 
@@ -39,14 +39,14 @@ def test_scores_grow_with_the_square_of_the_input_or_of_the_weights(measured):
     assert largest[-1] / largest[0] == pytest.approx((scales[-1] / scales[0]) ** 2, rel=1e-9)
     largest = measured[0]["LayerNorm"]["weights"]["largest"]
     assert largest[-1] / largest[0] == pytest.approx(SMALL["weight_scales"][-1] ** 2, rel=1e-9)
-    verdicts = [decide(claim, measured).verdict for claim in STUDY.claims]
+    verdicts = [decided_claim(claim, measured).verdict for claim in STUDY.claims]
     assert verdicts == ["reproduced", "reproduced", "reproduced only if", "reproduced"]
 
 
 def test_a_norm_that_did_nothing_is_not_reproduced_and_every_arm_is_charted(measured):
     broken = {0: {**measured[0], "LayerNorm": measured[0]["no norm"]}}
-    assert decide(STUDY.claims[0], broken).verdict == "not reproduced"
-    assert decide(STUDY.claims[2], broken).verdict == "not reproduced"
+    assert decided_claim(STUDY.claims[0], broken).verdict == "not reproduced"
+    assert decided_claim(STUDY.claims[2], broken).verdict == "not reproduced"
     scores, entropy = STUDY.charts(SMALL, list(measured.values()))
     assert [line.label for line in scores.panels[0][1]] == [arm.name for arm in STUDY.arms(SMALL)]
     assert entropy.reference == (pytest.approx(sum(math.log(t) for t in range(1, 65)) / 64), "all keys alike")

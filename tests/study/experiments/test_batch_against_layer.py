@@ -6,7 +6,7 @@ from normkit.study.arm_context import ArmContext
 from normkit.study.chart import Bars, Marks
 from normkit.study.experiments.batch_against_layer import STUDY
 from normkit.study.experiments.batch_models import NORMS, VARIANCE_SIZES
-from normkit.study.result import decide
+from tiny_study import decided_claim
 
 TINY = {
     **STUDY.quick,
@@ -182,7 +182,7 @@ def as_claimed():
 
 
 def verdicts(measured):
-    decided = [decide(claim, dict.fromkeys(range(3), measured)) for claim in STUDY.claims]
+    decided = [decided_claim(claim, dict.fromkeys(range(3), measured)) for claim in STUDY.claims]
     return [(each.verdict, each.only_if) for each in decided]
 
 

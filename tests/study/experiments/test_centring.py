@@ -18,7 +18,7 @@ from normkit.study.experiments.centring import (
     writing_gradients,
 )
 from normkit.study.model_parts import Centring, random_hyperplanes
-from normkit.study.result import decide
+from tiny_study import decided_claim
 
 NAMES = [arm.name for arm in STUDY.arms(STUDY.quick)]
 
@@ -41,7 +41,7 @@ def one_seed(losses=(), update=1.0, gradients=1e-15, stream=1.0):
 
 def verdict(words, **measured):
     (claim,) = (claim for claim in STUDY.claims if words in claim.says)
-    decided = decide(claim, {seed: one_seed(**measured) for seed in range(3)})
+    decided = decided_claim(claim, {seed: one_seed(**measured) for seed in range(3)})
     return decided.verdict, decided.only_if
 
 

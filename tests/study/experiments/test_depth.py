@@ -4,7 +4,7 @@ import pytest
 
 from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.depth import LONG, STUDY, TRAINED, VARIANTS, build
-from normkit.study.result import decide
+from tiny_study import decided_claim
 
 TINY = {
     **STUDY.quick,
@@ -117,13 +117,13 @@ def as_published(**changed):
 
 
 def verdicts(measured):
-    return [decide(claim, measured).verdict for claim in STUDY.claims]
+    return [decided_claim(claim, measured).verdict for claim in STUDY.claims]
 
 
 def test_what_theory_says_is_reproduced():
     expected = ["reproduced", "reproduced only if", "reproduced", "reproduced", "reproduced", "reproduced"]
     assert verdicts(as_published()) == expected
-    assert decide(STUDY.claims[1], as_published()).only_if == "the model has 12 layers"
+    assert decided_claim(STUDY.claims[1], as_published()).only_if == "the model has 12 layers"
     shown = [condition.statistic(as_published()[0]) for condition in STUDY.claims[2].conditions[2:4]]
     assert shown == pytest.approx([-0.6, -1.0])
     lost = {**start(20.0, 10.0), "all_gradients": [1.0, 10.0, 1e9, None], "deepest_gradients": [None, 1e9]}

@@ -4,7 +4,7 @@ import pytest
 
 from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.epsilon import STUDY
-from normkit.study.result import decide
+from tiny_study import decided_claim
 
 TINY = {**STUDY.quick, "width": 16, "layers": 1, "batch": 2, "window": 8, "steps": 2}
 
@@ -34,7 +34,7 @@ def test_float16_loses_small_eps_and_verdicts_follow(measured):
     finite = dict(zip(TINY["sizes"], measured[0]["statistics in float16"]["constant row finite"], strict=True))
     assert finite == {1e-12: False, 1e-8: False, 1e-7: True, 1e-6: True, 1e-5: True, 1e-3: True}
     assert all(measured[0]["statistics in float32"]["constant row finite"])
-    verdicts = [decide(claim, measured) for claim in STUDY.claims[:3]]
+    verdicts = [decided_claim(claim, measured) for claim in STUDY.claims[:3]]
     assert [(each.verdict, each.only_if) for each in verdicts] == [
         ("reproduced only if", "eps stands outside the root"),
         ("reproduced", ""),
@@ -59,7 +59,7 @@ def trained(usual, small):
     ],
 )
 def test_training_is_judged_by_the_largest_difference(usual, small, verdict):
-    assert decide(STUDY.claims[3], {0: trained(usual, small)}).verdict == verdict
+    assert decided_claim(STUDY.claims[3], {0: trained(usual, small)}).verdict == verdict
 
 
 @pytest.mark.exhaustive

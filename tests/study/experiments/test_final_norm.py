@@ -2,7 +2,7 @@ import pytest
 
 from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.final_norm import STUDY
-from normkit.study.result import decide
+from tiny_study import decided_claim
 
 TINY = {
     **STUDY.quick,
@@ -71,7 +71,7 @@ def invented(**changed):
 
 
 def test_what_theory_and_practice_say_is_reproduced():
-    assert [decide(claim, invented()).verdict for claim in STUDY.claims] == ["reproduced"] * 4
+    assert [decided_claim(claim, invented()).verdict for claim in STUDY.claims] == ["reproduced"] * 4
     (condition,) = STUDY.claims[3].conditions
     assert condition.statistic(invented()[0]) == pytest.approx(-0.03)
 
@@ -88,4 +88,4 @@ def test_what_theory_and_practice_say_is_reproduced():
     ],
 )
 def test_what_is_otherwise_is_not_reproduced(claim, changed, verdict):
-    assert decide(STUDY.claims[claim], invented(**changed)).verdict == verdict
+    assert decided_claim(STUDY.claims[claim], invented(**changed)).verdict == verdict

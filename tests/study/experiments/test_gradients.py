@@ -9,7 +9,7 @@ from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.gradients import STUDY
 from normkit.study.model_parts import DetachedNorm
 from normkit.study.propagation import FACTORS
-from normkit.study.result import decide
+from tiny_study import decided_claim
 
 
 def invented(losses=(), rough=(1.0, 1.0), start=(1.0, 1.0), spread=(0.1, 100.0), **changed):
@@ -51,7 +51,7 @@ def invented(losses=(), rough=(1.0, 1.0), start=(1.0, 1.0), spread=(0.1, 100.0),
 
 def verdict(words, measured):
     (claim,) = (claim for claim in STUDY.claims if words in claim.says)
-    decided = decide(claim, measured)
+    decided = decided_claim(claim, measured)
     return decided.verdict, decided.only_if
 
 

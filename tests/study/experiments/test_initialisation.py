@@ -4,7 +4,7 @@ from torch import nn
 
 from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.initialisation import DEEP, SHALLOW, STUDY, build
-from normkit.study.result import decide
+from tiny_study import decided_claim
 
 TINY = {**STUDY.quick, "depths": (2, 16), "layers": 1, "deep_layers": 2, "width": 16, "batch": 2, "window": 8}
 TINY["steps"] = 2
@@ -34,7 +34,7 @@ def test_measured_starts_differ_as_their_names_say(measured):
     assert drawn[-1] > 3 * drawn[0]
     assert scaled[-1] < 2 * scaled[0]
     assert zero == pytest.approx([zero[0]] * 2)
-    found = decide(STUDY.claims[0], measured)
+    found = decided_claim(STUDY.claims[0], measured)
     assert (found.verdict, found.only_if) == ("reproduced only if", "only its affine part is meant")
     loss, end = STUDY.charts(TINY, list(measured.values()))
     assert [line.label for _, lines in loss.panels for line in lines] == [*SHALLOW, *DEEP]
@@ -62,7 +62,7 @@ def invented(**losses):
 
 
 def test_what_is_said_is_reproduced_by_measurements_that_say_it():
-    assert [decide(claim, invented()).verdict for claim in STUDY.claims[1:]] == ["reproduced"] * 4
+    assert [decided_claim(claim, invented()).verdict for claim in STUDY.claims[1:]] == ["reproduced"] * 4
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_is_said_is_reproduced_by_measurements_that_say_it():
     ],
 )
 def test_what_is_otherwise_is_not(claim, losses, verdict):
-    assert decide(STUDY.claims[claim], invented(**losses)).verdict == verdict
+    assert decided_claim(STUDY.claims[claim], invented(**losses)).verdict == verdict
 
 
 def built(name):

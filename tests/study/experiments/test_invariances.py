@@ -5,7 +5,7 @@ import torch
 
 from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.invariances import NO_EPS, PUBLISHED, STUDY, build, errors
-from normkit.study.result import decide
+from tiny_study import decided_claim
 
 TINY = {**STUDY.quick, "layers": 1, "width": 16, "batch": 2, "window": 8, "steps": 2}
 LAB = ArmContext(settings=TINY, seed=3)
@@ -68,7 +68,7 @@ def invented(norm="", row="", error=0.0):
 
 
 def verdicts(measured):
-    return [decide(claim, measured).verdict for claim in STUDY.claims]
+    return [decided_claim(claim, measured).verdict for claim in STUDY.claims]
 
 
 def test_verdicts():

@@ -6,8 +6,8 @@ import torch
 from normkit.study.arm_context import ArmContext
 from normkit.study.corpus import next_token_loss
 from normkit.study.experiments.learning_rate import STUDY, _largest_score, _step_rates
-from normkit.study.result import decide, judge
 from normkit.study.transformer import Transformer, TransformerConfig
+from tiny_study import decided_claim, judged_condition
 
 TINY = {
     **STUDY.quick,
@@ -48,14 +48,14 @@ def invented(plain=(2.0, 2.0, 3.0), cured=(2.0, 2.0, 2.2), bare=(2.0, 3.0, 5.5),
 
 
 def test_claims_follow_from_sensitivity_scores_and_windows():
-    assert [decide(claim, invented()).verdict for claim in STUDY.claims] == ["reproduced"] * 4
+    assert [decided_claim(claim, invented()).verdict for claim in STUDY.claims] == ["reproduced"] * 4
     (condition,) = STUDY.claims[1].conditions
-    assert judge(condition, invented()).median == pytest.approx((7.0 / 3 - 2.0) - (6.2 / 3 - 2.0))
+    assert judged_condition(condition, invented()).middle == pytest.approx((7.0 / 3 - 2.0) - (6.2 / 3 - 2.0))
     growth = STUDY.claims[0].conditions[0]
-    assert judge(growth, invented(scores=(5.0, 9.0, None))).holds
+    assert judged_condition(growth, invented(scores=(5.0, 9.0, None))).holds
     apart, shared = STUDY.claims[3].conditions
-    assert judge(apart, invented()).median == pytest.approx(-2.0)
-    assert judge(shared, invented()).median == pytest.approx(math.log10(10.0 / 0.5))
+    assert judged_condition(apart, invented()).middle == pytest.approx(-2.0)
+    assert judged_condition(shared, invented()).middle == pytest.approx(math.log10(10.0 / 0.5))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_claims_follow_from_sensitivity_scores_and_windows():
     ],
 )
 def test_what_they_do_not_is_not(place, changed):
-    assert decide(STUDY.claims[place], invented(**changed)).verdict == "not reproduced"
+    assert decided_claim(STUDY.claims[place], invented(**changed)).verdict == "not reproduced"
 
 
 @pytest.mark.slow

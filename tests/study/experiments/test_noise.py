@@ -4,7 +4,7 @@ import pytest
 
 from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.noise import STUDY, fewest_steps, nets, sufficient_noise
-from normkit.study.result import decide, judge
+from tiny_study import decided_claim, judged_condition
 
 TINY = {**STUDY.quick, "layers": 2, "width": 8, "steps": 12, "rates": (0.1,), "noises": (0.5, 2.0), "probe": 32}
 
@@ -38,15 +38,15 @@ def as_claimed():
 
 
 def verdicts(measured):
-    decided = [decide(claim, dict.fromkeys(range(3), measured)) for claim in STUDY.claims]
+    decided = [decided_claim(claim, dict.fromkeys(range(3), measured)) for claim in STUDY.claims]
     return [(each.verdict, each.only_if) for each in decided]
 
 
 def test_verdicts_where_all_is_as_claimed_and_where_nothing_was_run():
     assert verdicts(as_claimed()) == [("reproduced", "")] * 4
     assert {verdict for verdict, _ in verdicts({})} == {"not run"}
-    judged = judge(STUDY.claims[1].conditions[0], {0: {**as_claimed(), "no norm, rate 0.1": net(None, 0.6)}})
-    assert judged.median == math.inf
+    judged = judged_condition(STUDY.claims[1].conditions[0], {0: {**as_claimed(), "no norm, rate 0.1": net(None, 0.6)}})
+    assert judged.middle == math.inf
     assert judged.holds
 
 

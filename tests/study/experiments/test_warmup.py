@@ -3,7 +3,7 @@ import pytest
 from normkit.study.arm_context import ArmContext
 from normkit.study.corpus import MarkovChain
 from normkit.study.experiments.warmup import STUDY, build
-from normkit.study.result import decide
+from tiny_study import decided_claim
 
 TINY = {**STUDY.quick, "layers": 1, "width": 16, "batch": 2, "window": 8, "steps": 3, "warmup": 2}
 NAMES = (
@@ -61,7 +61,7 @@ def invented(**changed):
 
 
 def verdicts(measured):
-    return [decide(claim, measured).verdict for claim in STUDY.claims]
+    return [decided_claim(claim, measured).verdict for claim in STUDY.claims]
 
 
 def test_post_norm_may_need_warm_up_and_catch_up_or_not():

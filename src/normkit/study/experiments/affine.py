@@ -143,7 +143,7 @@ STUDY = Study(
         little_bytes=4096,
         little_rate=3e-3,
     ),
-    full=budget(seeds=8, steps=600),
+    full=budget(seeds=10, steps=600),
     arms=_arms,
     measure=_measure,
     charts=_charts,

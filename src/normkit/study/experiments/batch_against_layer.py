@@ -8,7 +8,7 @@ from normkit.study.arm_context import Settings
 from normkit.study.chart import Bars, Chart, Curves, Line, Marks, arm_lines, line, loss_line
 from normkit.study.experiments import batch_models as models
 from normkit.study.result import Claim, Condition, Study, budget
-from normkit.study.statistics import Paired, difference, filled, interval, ratio
+from normkit.study.statistics import Paired, difference, filled, range_of, ratio
 
 _COUPLINGS = ("samples", "batch size", "future", "padding")
 _TEXT_ARM = "Transformer: BatchNorm, rate 0.003"
@@ -25,7 +25,7 @@ def _errs(says: str, arm: str, other: str, published: str = "", regime: str = ""
         published=published,
         regime=regime,
         source="over 450 images an error rate of 10 % has a standard deviation of 1.4 points",
-        **bound,
+        **bound,  # type: ignore[arg-type]
     )
 
 
@@ -273,7 +273,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
         return tuple(paired[f"Transformer: {norm}, rate {rate:g}"][name] for paired in seeds)
 
     def cell(row: str, name: str) -> tuple[bool | None, float]:
-        middle, _, _ = interval([float(paired[f"dependence: {row}"][name]) for paired in seeds])
+        middle, _, _ = range_of([float(paired[f"dependence: {row}"][name]) for paired in seeds])
         # Above the rounding of float64 sums in another order, below anything that statistics of a batch would do.
         return (None if math.isnan(middle) else middle > 1e-8), middle
 
@@ -389,7 +389,7 @@ STUDY = Study(
         text_batch=8,
         window=64,
     ),
-    full=budget(seeds=8, steps=3000, image_steps=2000, sequence_steps=2000, text_steps=1000),
+    full=budget(seeds=10, steps=3000, image_steps=2000, sequence_steps=2000, text_steps=1000),
     arms=models.arms,
     measure=models.measure,
     charts=_charts,

@@ -318,7 +318,7 @@ STUDY = Study(
         warmup=20,
         learning_rate=1e-3,
     ),
-    full=budget(seeds=8, steps=600, deep_steps=300),
+    full=budget(seeds=10, steps=600, deep_steps=300),
     arms=_arms,
     measure=_measure,
     charts=_charts,

@@ -360,7 +360,7 @@ STUDY = Study(
         steps=60,
         learning_rate=1e-3,
     ),
-    full=budget(seeds=8, width=256, steps=200),
+    full=budget(seeds=10, width=256, steps=200),
     arms=_arms,
     measure=_measure,
     charts=_charts,

@@ -222,7 +222,7 @@ STUDY = Study(
         sizes=_SIZES,
         trained_sizes=_TRAINED,
     ),
-    full=budget(seeds=8, steps=1000, layers=6),
+    full=budget(seeds=10, steps=1000, layers=6),
     arms=_arms,
     measure=_measure,
     charts=_charts,

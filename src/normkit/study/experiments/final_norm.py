@@ -217,7 +217,7 @@ STUDY = Study(
         steps=80,
         warmup=10,
     ),
-    full=budget(seeds=8, layers=12, steps=300, warmup=30),
+    full=budget(seeds=10, layers=12, steps=300, warmup=30),
     arms=_arms,
     measure=_measure,
     charts=_charts,

@@ -387,7 +387,7 @@ STUDY = Study(
         turning_steps=60,
         turning_rate=0.3,
     ),
-    full=budget(seeds=8, steps=600, turning_steps=400),
+    full=budget(seeds=10, steps=600, turning_steps=400),
     arms=_arms,
     measure=_measure,
     charts=_charts,

@@ -237,7 +237,7 @@ STUDY = Study(
         steps=100,
         learning_rate=1e-3,
     ),
-    full=budget(seeds=8, width=128, steps=400),
+    full=budget(seeds=10, width=128, steps=400),
     arms=_arms,
     measure=_measure,
     charts=_charts,

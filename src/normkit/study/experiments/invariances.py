@@ -227,7 +227,7 @@ STUDY = Study(
         ),
     ),
     quick=budget(seeds=3, layers=2, width=32, batch=4, window=32, steps=20, learning_rate=1e-3, eps=1e-5),
-    full=budget(seeds=8, layers=4, width=64, batch=8, window=64, steps=200),
+    full=budget(seeds=10, layers=4, width=64, batch=8, window=64, steps=200),
     arms=lambda _settings: tuple(Arm(name=norm, choices={"norm": norm}) for norm in PUBLISHED),
     measure=_measure,
     charts=_charts,

@@ -14,7 +14,7 @@ from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.corpus import next_token_loss, text_of_the_library, windows
 from normkit.study.result import Arm, Claim, Condition, Study, budget
-from normkit.study.statistics import Measurement, Paired, excess, filled, interval
+from normkit.study.statistics import Measurement, Paired, excess, filled, range_of
 from normkit.study.training_run import Batch
 from normkit.study.transformer import Transformer, attention_scores
 
@@ -239,7 +239,7 @@ def _windows(model: str, seeds: list[Paired]) -> Line:
     """The rates that work for each block, medians over seeds: geometric middle, lowest and highest."""
     found = [paired[_BY_BLOCK.format(model)] for paired in seeds]
     low, high = (
-        tuple(interval(values)[0] for values in zip(*(each[end] for each in found), strict=True))
+        tuple(range_of(values)[0] for values in zip(*(each[end] for each in found), strict=True))
         for end in ("lowest", "highest")
     )
     middle = tuple(math.sqrt(least * most) for least, most in zip(low, high, strict=True))
@@ -252,7 +252,7 @@ STUDY = Study(
     question="Which learning rates train, with a norm, without, and with normalized queries and keys?",
     claims=_CLAIMS,
     quick=budget(seeds=3, layers=4, deep_layers=12, width=64, batch=8, window=64, steps=150, warmup=10, rates=_RATES),
-    full=budget(seeds=8, steps=1000, warmup=50),
+    full=budget(seeds=10, steps=1000, warmup=50),
     arms=_arms,
     measure=_measure,
     charts=_charts,

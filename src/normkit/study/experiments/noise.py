@@ -324,7 +324,7 @@ STUDY = Study(
         probe=256,
         every=10,
     ),
-    full=budget(seeds=8, steps=600, rates=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
+    full=budget(seeds=10, steps=600, rates=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
     arms=_arms,
     measure=_measure,
     charts=_charts,

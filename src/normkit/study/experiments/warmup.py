@@ -140,7 +140,7 @@ STUDY = Study(
         ),
     ),
     quick=budget(seeds=3, layers=12, width=64, batch=8, window=32, steps=250, warmup=100, learning_rate=1e-3),
-    full=budget(seeds=8, steps=600, warmup=200),
+    full=budget(seeds=10, steps=600, warmup=200),
     arms=_arms,
     measure=_measure,
     charts=_charts,
