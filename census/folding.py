@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
+from normkit.checkpoint.limits import LIMITS
 from normkit.checkpoint.logits import true_logits
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.opening import open_model
-from normkit.checkpoint.plan import ALL, LIMITS, FoldPlan, Refusal
+from normkit.checkpoint.plan import ALL, FoldPlan, Refusal
 from normkit.checkpoint.planning import make_plan
 from normkit.models.family import declared_types
 from pages import settle

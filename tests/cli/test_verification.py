@@ -14,8 +14,8 @@ from folded_checkpoints import Pair, flip, folded, forge, tensors, write_certifi
 from helpers import refused
 from normkit import demo
 from normkit.checkpoint import fold
+from normkit.checkpoint.limits import LIMITS
 from normkit.checkpoint.model_folder import CERTIFICATE
-from normkit.checkpoint.plan import LIMITS
 
 Run = Callable[..., Result]
 

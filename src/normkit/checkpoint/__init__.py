@@ -7,6 +7,7 @@
 
     plan.py plan_builder.py planning.py what becomes of each tensor, as data; how it is decided
     affine.py centring.py               the operations: gains and biases; means, and LayerNorms that become RMSNorms
+    migration.py activations.py         scales for the channels of norms; the statistics that they are made of
     scaling.py headroom.py              the residual stream halved; how often it has to be
     rotation.py hadamard.py             stream and values rotated; the matrices
     rotated_rows.py                     rotated matrices made of rows of the source
@@ -17,7 +18,7 @@
     dataflow.py                         which module gives a tensor, and what reads it
     folding.py shard.py staging.py      `fold`: on a folder, streamed by several threads, resumable
 
-    certificate.py                      what was done to each tensor
+    certificate.py limits.py            what was done to each tensor; what that does not prove
     verification.py derivation.py       `verify`, from the files alone; every tensor made again
     logits.py                           logits in true float64, of two models
 
@@ -30,13 +31,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from normkit.checkpoint.activations import ActivationStatistics, measure_activations
     from normkit.checkpoint.certificate import Certificate
     from normkit.checkpoint.folding import fold
     from normkit.checkpoint.verification import Verification, verify
 
-_HOME = {"Certificate": "certificate", "Verification": "verification", "fold": "folding", "verify": "verification"}
+_HOME = {
+    "ActivationStatistics": "activations",
+    "Certificate": "certificate",
+    "Verification": "verification",
+    "fold": "folding",
+    "measure_activations": "activations",
+    "verify": "verification",
+}
 
-__all__ = ["Certificate", "Verification", "fold", "verify"]
+__all__ = ["ActivationStatistics", "Certificate", "Verification", "fold", "measure_activations", "verify"]
 
 
 def __getattr__(name: str) -> object:

@@ -2,6 +2,7 @@
 
 gain, bias, final   W (g * z + b) + c = (W diag(g)) z + (c + W b)
 exponent            g = 2^e m, 0.7 < |m| < 1.4: W (g * z + b) = (W diag(2^e)) (m * z + b / 2^e), and nothing is rounded
+migrate             W (g * z + b) = (W diag(s)) (g / s * z + b / s)
 value               where the weights of a row of attention sum to one, b_v passes through: b_o + W_o b_v, b_v = 0
 
 A bias whose readers cannot all take it stays in the norm as b / g; a coordinate with g = 0 and b != 0 stays as it is.
@@ -12,16 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from normkit.checkpoint.arithmetic import rounded
 from normkit.checkpoint.matrices import Outcome, factors, made
 from normkit.checkpoint.plan import (
     Constant,
     Edit,
     Fate,
     Gain,
+    Given,
     Mantissa,
     NormChange,
     Operation,
@@ -32,7 +36,7 @@ from normkit.checkpoint.plan import (
     TensorEdit,
 )
 from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder, fits
-from normkit.checkpoint.reader import Source
+from normkit.checkpoint.reader import TORCH, Source
 from normkit.models.graph import Attention, Graph, Norm
 
 # Matrices of which a part is read before a fold.
@@ -41,8 +45,8 @@ _SAMPLED = 24
 
 def move_affine(context: FoldContext, builder: PlanBuilder, norm: Norm) -> NormChange:
     """Decide what becomes of the gain and the bias of a norm: into all its readers, or nowhere."""
-    if "exponent" in context.operations:
-        return move_exponents(context, builder, norm)
+    if "exponent" in context.operations or "migrate" in context.operations:
+        return move_in_part(context, builder, norm, "migrate" if "migrate" in context.operations else "exponent")
     readers = context.graph.readers(norm.gives)
     gain = None if norm.weight is None else context.vector(norm.weight) + norm.offset
     bias = None if norm.bias is None else context.vector(norm.bias)
@@ -94,42 +98,59 @@ def move_affine(context: FoldContext, builder: PlanBuilder, norm: Norm) -> NormC
     )
 
 
-def move_exponents(context: FoldContext, builder: PlanBuilder, norm: Norm) -> NormChange:
-    """Decide which powers of two leave the gain of a norm; the rest stays, and no number loses a bit.
+def move_in_part(
+    context: FoldContext, builder: PlanBuilder, norm: Norm, operation: Literal["exponent", "migrate"]
+) -> NormChange:
+    """Decide which powers of two, or which scales, leave the gain of a norm for its readers; the rest stays.
 
-    A coordinate stays as it is where its gain or its bias would not fit the dtype that is written.
+    A power of two loses no bit: a coordinate stays as it is where its gain or its bias would not fit the dtype that is
+    written. Other scales become the gain over the gain that is written, so that a product with them is rounded once.
     """
     gain = None if norm.weight is None else context.vector(norm.weight) + norm.offset
     bias = None if norm.bias is None else context.vector(norm.bias)
     has_bias = bias is not None and bool((bias != 0).any())
-    if gain is None:
-        return NormChange(name=norm.name, gain="none", bias=_fate(bias, has_bias, None))
-    factor = Gain(weight=str(norm.weight), offset=norm.offset, is_power=True)
-    power = factors(factor, context.vector(factor.weight))
-    if bool((power == 1).all()):
+    has_gain = gain is not None and bool((gain != 1).any())
+    asked = context.scales.get(norm.name)
+    if gain is None or (operation == "migrate" and asked is None):
+        if asked is not None:
+            builder.refuse(operation, norm.name, "it has no gain that could be divided by scales")
+        return NormChange(name=norm.name, gain=_fate(gain, has_gain, None), bias=_fate(bias, has_bias, None))
+    weight = str(norm.weight)
+    if asked is None:
+        factor = Gain(weight=weight, offset=norm.offset, is_power=True)
+    else:
+        factor = Gain(weight=weight, offset=norm.offset, is_power=context.has_powers, scales=Given(asked))
+    by = factors(factor, context.vector(weight))
+    if bool((by == 1).all()):
         return NormChange(name=norm.name, gain="identity", bias=_fate(bias, has_bias, None))
     if reason := context.graph.against_folding(norm, untie=context.untie):
-        builder.refuse("exponent", norm.name, reason)
+        builder.refuse(operation, norm.name, reason)
         return NormChange(name=norm.name, gain="left", bias=_fate(bias, has_bias, None), reasons=(reason,))
-    dtype = builder.written_dtype(factor.weight)
-    is_held = fits(gain / power - norm.offset, dtype)
-    if norm.bias is not None and bias is not None:
-        is_held &= fits(bias / power, builder.written_dtype(norm.bias))
-    kept = tuple(int(index) for index in (~is_held & (power != 1)).nonzero().flatten())
-    if len(kept) == int((power != 1).sum()):
+    dtype = builder.written_dtype(weight)
+    if factor.is_power:
+        is_held = fits(gain / by - norm.offset, dtype)
+        if norm.bias is not None and bias is not None:
+            is_held &= fits(bias / by, builder.written_dtype(norm.bias))
+    else:
+        written = rounded(gain / by - norm.offset, TORCH[dtype]).to(torch.float64) + norm.offset
+        is_held = written.isfinite() & ((written != 0) == (gain != 0))
+        by = torch.where(is_held & (gain != 0), gain / written, by)
+        factor = replace(factor, scales=Given(by))
+    kept = tuple(int(index) for index in (~is_held & (by != 1)).nonzero().flatten())
+    if len(kept) == int((by != 1).sum()):
         reason = f"{dtype} holds none of the gains that would remain"
-        builder.refuse("exponent", norm.name, reason)
+        builder.refuse(operation, norm.name, reason)
         return NormChange(name=norm.name, gain="left", bias=_fate(bias, has_bias, None), reasons=(reason,))
-    factor = Gain(weight=factor.weight, offset=norm.offset, kept=kept, is_power=True)
+    factor = replace(factor, kept=kept)
     readers = context.graph.readers(norm.gives)
     for reader in readers:
         builder.multiply(reader.weight, reader.in_axis, factor)
-    builder.set_vector(factor.weight, Mantissa(gain=factor))
+    builder.set_vector(weight, Mantissa(gain=factor))
     if has_bias:
         builder.set_vector(str(norm.bias), Quotient(gain=factor))
     return NormChange(
         name=norm.name,
-        gain="mantissa",
+        gain="mantissa" if asked is None else "scaled",
         bias=_fate(bias, has_bias, "divided" if has_bias else None),
         readers=tuple(reader.name for reader in readers),
         kept=kept,

@@ -166,6 +166,14 @@ def scaled(rows: Tensor, by: Factor) -> Tensor:
     return rounded(product, by.output)
 
 
+def nearest_powers(values: Tensor) -> Tensor:
+    """The power of two that leaves of each float64 |value| a mantissa in [0.707, 1.415), and 1 for zero."""
+    mantissas, exponents = torch.frexp(values.abs())
+    # Mantissas are in [0.5, 1).
+    powers = torch.ldexp(torch.ones_like(values), exponents - (mantissas < math.sqrt(0.5)).to(exponents.dtype))
+    return powers.masked_fill_(mantissas == 0, 1.0)
+
+
 def underflow(rows: Tensor, powers: Tensor, product: Tensor) -> float:
     """The largest |error| of products with powers of two: of those below the normal numbers of their dtype.
 

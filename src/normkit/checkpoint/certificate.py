@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from normkit.checkpoint.build_model import Reload
+from normkit.checkpoint.limits import LIMITS, ONE_WAY
+from normkit.checkpoint.matrices import factors
 from normkit.checkpoint.model_folder import (
     CERTIFICATE,
     LONGEST_NAME,
@@ -24,7 +26,7 @@ from normkit.checkpoint.model_folder import (
     is_sound_name,
 )
 from normkit.checkpoint.opening import OpenedFolder, folded_config
-from normkit.checkpoint.plan import DTYPES, LIMITS, ONE_WAY, OPERATIONS, OPTIONS, FoldPlan, Quotient, VectorEdit
+from normkit.checkpoint.plan import DTYPES, OPERATIONS, OPTIONS, FoldPlan, Quotient, VectorEdit
 from normkit.checkpoint.reader import vector
 from normkit.errors import InputError, ModelError
 from normkit.files import field, json_text, parse_json
@@ -208,7 +210,7 @@ def _smallest_divisor(plan: FoldPlan, opened: OpenedFolder) -> dict[str, Any] | 
         if edit.relation != "product" or not isinstance(edit, VectorEdit) or not isinstance(edit.value, Quotient):
             continue
         gain = edit.value.gain
-        sizes = (vector(opened.source, gain.weight) + gain.offset).abs()
+        sizes = factors(gain, vector(opened.source, gain.weight)).abs()
         # 0 / 0 is 0, and kept coordinates are not divided.
         is_divided = vector(opened.source, str(edit.source)) != 0
         is_divided[list(gain.kept)] = False

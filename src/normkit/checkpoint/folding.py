@@ -17,10 +17,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
+from torch import Tensor
+
 from normkit.checkpoint.applying import MadeVector, vectors
 from normkit.checkpoint.arithmetic import CHUNK, one_thread_an_operation
 from normkit.checkpoint.build_model import reload_of
 from normkit.checkpoint.certificate import Certificate, Written, certify
+from normkit.checkpoint.migration import asked_scales
 from normkit.checkpoint.model_folder import CERTIFICATE, CONFIG, INDEX, copied_files
 from normkit.checkpoint.opening import OpenedFolder, folded_config, open_checkpoint
 from normkit.checkpoint.plan import FoldPlan, TensorEdit, VectorEdit
@@ -53,6 +56,9 @@ def fold(
     for_training: bool = False,
     halvings: int = 0,
     seed: int | None = None,
+    scales: Path | str | Mapping[str, Tensor] | None = None,
+    alpha: float | None = None,
+    powers_of_two: bool = False,
     progress: Progress | None = None,
 ) -> Certificate:
     """Fold a checkpoint of transformers, streamed: memory does not grow with it. The source is only read.
@@ -69,6 +75,9 @@ def fold(
         for_training: The result will be trained further: dropout is then an error.
         halvings: For "scale", how often the residual stream is halved.
         seed: For "rotate", the seed of the random signs; None is 0.
+        scales: For "migrate", a safetensors file, as `normkit.fold` takes it.
+        alpha: For "migrate": the file holds the largest |x| of each channel, and this is SmoothQuant's alpha.
+        powers_of_two: For "migrate": round each scale to a power of two.
         progress: Called with a stage, bytes done, and all bytes.
 
     Returns:
@@ -88,6 +97,7 @@ def fold(
             for_training=for_training,
             halvings=halvings,
             seed=seed,
+            scales=asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two),
         )
         return write_folded(
             plan,

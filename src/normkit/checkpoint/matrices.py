@@ -14,6 +14,7 @@ from normkit.checkpoint.arithmetic import (
     add_rows,
     all_finite,
     factor,
+    nearest_powers,
     partition,
     rounded,
     row_sums,
@@ -95,16 +96,15 @@ def made(edit: TensorEdit, source: Source, outcome: Outcome) -> Iterator[Tensor]
 
 
 def factors(gain: Gain, weight: Tensor) -> Tensor:
-    """The stored gain `weight` plus the offset, in float64, and 1 at the coordinates that the norm keeps.
+    """The stored gain `weight` plus the offset, in float64, its powers of two, or the scales in its place.
 
-    Of a `gain` that is a power of two: the one that leaves a mantissa in [0.707, 1.415), and 1 for a gain of zero.
+    They are 1 at the coordinates that the norm keeps.
     """
     values = weight.to(torch.float64) + gain.offset
-    if gain.is_power:
-        mantissas, exponents = torch.frexp(values.abs())
-        # Mantissas are in [0.5, 1).
-        values = torch.ldexp(torch.ones_like(values), exponents - (mantissas < math.sqrt(0.5)).to(exponents.dtype))
-        values[mantissas == 0] = 1.0
+    if gain.scales is not None:
+        values = gain.scales.values.clone()
+    elif gain.is_power:
+        values = nearest_powers(values)
     values[list(gain.kept)] = 1.0
     return values
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from normkit.checkpoint.batch_norms import FoldProof, plan_batch_norms, prove, s
 from normkit.checkpoint.build_model import KEY, replay
 from normkit.checkpoint.folding import Workers
 from normkit.checkpoint.matrices import Outcome, factors, made
+from normkit.checkpoint.migration import asked_scales
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import FoldPlan, Gain, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import BATCH_NORMS_ONLY, asks_batch_norms, make_plan
@@ -67,6 +69,9 @@ def fold(
     batch: Any = None,
     halvings: int = 0,
     seed: int | None = None,
+    scales: Path | str | Mapping[str, Tensor] | None = None,
+    alpha: float | None = None,
+    powers_of_two: bool = False,
 ) -> Folding:
     """Fold the norms of a model of transformers, or the batch norms of any, into the maps beside them; in place.
 
@@ -84,10 +89,11 @@ def fold(
         operations: Any of "gain" and "bias" (of all norms but the final one), "final" (the norm before the head),
             "centre" (what is written to a sum that only LayerNorms read loses its mean), "rms" (LayerNorms become
             RMSNorms), "value" (the bias of values moves behind the attention), "exponent" (in place of "gain" and
-            "final": the power of two of each gain alone, without a rounding), "scale" (the residual stream 2^-halvings
-            of what it was, for float16), "rotate" (stream and values in other orthogonal coordinates, after "gain",
-            "bias", "final" and, with LayerNorms, "rms"). Or "batchnorm" alone. None: "batchnorm"
-            for a model with batch norms, else "gain", "bias" and "final".
+            "final": the power of two of each gain alone, without a rounding), "migrate" (gains are divided by scales,
+            and the columns of their readers multiplied, as SmoothQuant and AWQ do), "scale" (the residual stream
+            2^-halvings of what it was, for float16), "rotate" (stream and values in other orthogonal coordinates,
+            after "gain", "bias", "final" and, with LayerNorms, "rms"). Or "batchnorm" alone. None: "batchnorm" for a
+            model with batch norms, else "gain", "bias" and "final".
         untie: Give a tied head a table of its own.
         for_training: The model will be trained further: dropout is then an error.
         inverse: Undo this folding instead: norms, gains and biases come back bit for bit, W is divided by g and
@@ -96,6 +102,11 @@ def fold(
             one is made up for the first convolution or linear map.
         halvings: For "scale", how often the residual stream is halved.
         seed: For "rotate", the seed of the random signs; None is 0.
+        scales: For "migrate": a vector for each norm, by its path or that of a linear map that reads it, in a
+            safetensors file or a dictionary.
+        alpha: For "migrate", 0 to 1: the vectors are the largest |x| of each channel (`ActivationStatistics.largest`),
+            and the scales max|x|^alpha / max|w|^(1 - alpha). None: they are the scales.
+        powers_of_two: For "migrate": round each scale to a power of two, so that no bit is lost.
 
     Returns:
         What was done, and what undoes it.
@@ -136,6 +147,7 @@ def fold(
         change_class=False,
         halvings=halvings,
         seed=seed,
+        scales=asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two),
     )
     plan.require_change()
     scaled = {norm.module: norm.eps for norm in opened.graph.norms if norm.eps_key in plan.config}

@@ -10,19 +10,25 @@ To add an operation: its name in `Operation` and `OPERATIONS`, a file that plans
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from normkit.errors import InputError
 
-Operation = Literal["gain", "bias", "centre", "rms", "final", "value", "exponent", "scale", "rotate", "batchnorm"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Operation = Literal[
+    "gain", "bias", "centre", "rms", "final", "value", "exponent", "migrate", "scale", "rotate", "batchnorm"
+]
 ALL: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")
 """The operations that `--ops all` asks for."""
-OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent", "scale", "rotate", "batchnorm")
+OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent", "migrate", "scale", "rotate", "batchnorm")
 """The operations of a checkpoint, in order; "batchnorm" is done alone."""
 
-OPTIONS: dict[str, type] = {"halvings": int, "seed": int}
-"""The numbers that operations take, as `make_plan` calls them."""
+OPTIONS: dict[str, type] = {"halvings": int, "seed": int, "scales": str, "alpha": float, "powers_of_two": bool}
+"""The choices that operations take, and the SHA-256 of files that they were given."""
 
 DTYPES = ("same", "float32")
 """The choices for the dtype of the written weights."""
@@ -50,19 +56,21 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 """The dtypes that folding computes with."""
 
 
-LIMITS = (
-    "SRC is taken as it is: that it is what its authors published is not checked",
-    "the certificate is not signed: whoever can write SRC and DST can make all three anew",
-    "sentences in the certificate (reasons, remarks) are not compared, only what they stand beside",
-    "hidden files are neither copied nor looked at",
-    "code that comes with a model is not copied and never run: what is proved is proved of the stock class",
-    "an adapter that was trained on SRC does not fit DST",
-    "runtimes other than transformers may read other files or keys: none of them was asked",
-)
-"""The limits of a passed verification."""
+class Given:
+    """Numbers that a plan holds whole; in JSON the SHA-256 of their float64 bytes stands for them."""
 
-ONE_WAY = "what stands beside a batch norm is seen in one run of its class: another way through the model is not"
-"""A further limit where batch norms were folded."""
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self.sha256 = hashlib.sha256(values.numpy().astype("<f8").tobytes()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Given) and self.sha256 == other.sha256
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    def __deepcopy__(self, memo: object) -> Given:
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +84,9 @@ class Gain:
     kept: tuple[int, ...] = ()
     """Coordinates that stay in the norm; their factor is 1."""
     is_power: bool = False
-    """Only the power of two nearest to each gain acts; it is 1 for a gain of zero."""
+    """Only the power of two nearest to each gain acts, 1 for a gain of zero; or the scales are powers of two."""
+    scales: Given | None = None
+    """They act in place of the gain; null if the gain itself does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,10 +212,10 @@ class Quotient:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mantissa:
-    """(weight + offset) / 2^e - offset: the stored gain of a norm whose powers of two have left it."""
+    """(weight + offset) / f - offset: the stored gain of a norm whose powers of two, or scales, have left it."""
 
     gain: Gain
-    """The gain, with its powers of two."""
+    """The gain, with the powers of two or the scales f."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,7 +271,7 @@ class VectorEdit:
         match self.value:
             case Constant():
                 return "constant"
-            case Quotient(gain=gain) if not gain.is_power:
+            case Quotient(gain=gain) | Mantissa(gain=gain) if not gain.is_power:
                 return "product"
             case Quotient() | Mantissa():
                 return "power"
@@ -272,9 +282,10 @@ class VectorEdit:
 Edit = TensorEdit | VectorEdit
 
 
-Fate = Literal["folded", "mantissa", "divided", "shift", "identity", "none", "left"]
-"""The fate of a gain or a bias: moved into the readers; its power of two moved; kept in the norm as b / g; kept in a
-batch norm that only adds it; there is nothing to fold, as it is one or zero; the norm has none; left as it is."""
+Fate = Literal["folded", "mantissa", "scaled", "divided", "shift", "identity", "none", "left"]
+"""The fate of a gain or a bias: moved into the readers; its power of two moved; divided by scales that the readers
+take; kept in the norm as b / g; kept in a batch norm that only adds it; there is nothing to fold, as it is one or zero;
+the norm has none; left as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,7 +356,10 @@ class FoldPlan:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, the same for the same plan."""
-        document = dataclasses.asdict(self)
+        document = dataclasses.asdict(
+            self,
+            dict_factory=lambda pairs: {key: each.sha256 if isinstance(each, Given) else each for key, each in pairs},
+        )
         if not self.options:
             del document["options"]
         document["edits"] = [
@@ -356,7 +370,7 @@ class FoldPlan:
     @property
     def num_folded(self) -> int:
         """How many norms give their gain or bias to their readers, whole or in part."""
-        return sum(bool({norm.gain, norm.bias} & {"folded", "mantissa", "divided"}) for norm in self.norms)
+        return sum(bool({norm.gain, norm.bias} & {"folded", "mantissa", "scaled", "divided"}) for norm in self.norms)
 
     @property
     def num_rms(self) -> int:

@@ -43,6 +43,10 @@ class FoldContext:
     operations: tuple[Operation, ...]
     untie: bool
     """A tied head gets a table of its own."""
+    scales: Mapping[str, Tensor] = field(default_factory=dict)
+    """For "migrate": path of a norm -> scales for its channels, in float64."""
+    has_powers: bool = False
+    """Scales are powers of two."""
     _read: dict[str, Tensor] = field(default_factory=dict)
 
     def vector(self, name: str) -> Tensor:

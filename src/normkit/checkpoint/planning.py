@@ -11,6 +11,7 @@ from typing import Any
 from normkit.checkpoint.affine import expected_rounding, move_affine, move_value_bias
 from normkit.checkpoint.build_model import KEY, record
 from normkit.checkpoint.centring import become_rms, centre_writers, change_family
+from normkit.checkpoint.migration import Scales, scales_of_norms
 from normkit.checkpoint.model_folder import CONFIG, code_files
 from normkit.checkpoint.opening import Opened, OpenedFolder, paths_to
 from normkit.checkpoint.plan import DTYPE_KEYS, DTYPES, OPERATIONS, Edit, FoldPlan, NormChange, Operation, TensorEdit
@@ -38,6 +39,7 @@ def make_plan(
     change_class: bool = True,
     halvings: int = 0,
     seed: int | None = None,
+    scales: Scales | None = None,
 ) -> FoldPlan:
     """Decide what folding does to each tensor, and what it does not do and why.
 
@@ -50,6 +52,7 @@ def make_plan(
         change_class: The model may become one of another family, if that family computes the same.
         halvings: For "scale", how often the residual stream is halved.
         seed: For "rotate", the seed of the signs; None is 0.
+        scales: For "migrate".
 
     Raises:
         InputError: If an argument is not one of its choices, or the model has dropout and will be trained further.
@@ -76,6 +79,13 @@ def make_plan(
         raise InputError(f"rotate takes a seed of 0 to 2^63 - 1, got {seed} with {', '.join(asked)}")
     if "exponent" in asked and (rival := next((name for name in asked if name in ("gain", "final")), None)):
         raise InputError(f"exponent leaves the mantissas that {rival} would fold; ask for one of them")
+    if ("migrate" in asked) != (scales is not None):
+        raise InputError(f"migrate takes scales, got {'none' if scales is None else 'some'} with {', '.join(asked)}")
+    rivals = [name for name in ("rotate", "exponent", "gain", "bias", "final") if name in asked]
+    if scales is not None and rivals:
+        raise InputError(
+            f"migrate and {rivals[0]} change the same gains; fold with {rivals[0]} first, then fold the result"
+        )
     if ("scale" in asked) != (halvings != 0) or not 0 <= halvings <= MOST_HALVINGS:
         raise InputError(f"scale takes 1 to {MOST_HALVINGS} halvings, got {halvings} with {', '.join(asked)}")
     settings = Settings(graph.family, config)
@@ -92,6 +102,8 @@ def make_plan(
         source=source,
         operations=asked,
         untie=untie and graph.is_tied and graph.against_untying() is None,
+        scales={} if scales is None else scales_of_norms(scales, graph, source),
+        has_powers=scales is not None and scales.powers_of_two,
     )
     builder = PlanBuilder(source.tensors, dtype)
     named = config["architectures"][0]
@@ -147,7 +159,11 @@ def make_plan(
         config=written,
         dropped=dropped,
         swaps={path: spec.to_json() for path, spec in swaps.items()},
-        options={**({"halvings": halvings} if halvings else {}), **({} if seed is None else {"seed": seed})},
+        options={
+            **({"halvings": halvings} if halvings else {}),
+            **({} if seed is None else {"seed": seed}),
+            **({} if scales is None else scales.options),
+        },
         remarks=(
             *([f"equal in evaluation mode, not under dropout ({dropout})"] if dropout else ()),
             *(
@@ -164,9 +180,10 @@ def make_plan(
 def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit], changes: Sequence[NormChange]) -> list[str]:
     """Notes for the user about the edits, one sentence each."""
     remarks, graph = [], context.graph
-    if whole := sum(len(norm.kept) for norm in changes if norm.gain == "mantissa"):
-        dtypes = " and ".join(sorted({edit.dtype for edit in edits if edit.relation == "power"}))
-        remarks.append(f"{counted(whole, 'gain')} stay whole, as {dtypes} would lose a bit of what remains")
+    if whole := sum(len(norm.kept) for norm in changes if norm.gain in ("mantissa", "scaled")):
+        dtypes = " and ".join(sorted({edit.dtype for edit in edits if edit.relation in ("power", "product")}))
+        stay = "stays" if whole == 1 else "stay"
+        remarks.append(f"{counted(whole, 'gain')} {stay} whole, as {dtypes} would lose a bit of what remains")
     if "scale" in context.operations and any(edit.exponent for edit in edits):
         remarks.append("hidden states are smaller by that power of two; what norms make of them is the same")
     if "rotate" in context.operations and any(edit.rotations for edit in edits):
@@ -178,9 +195,10 @@ def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit], change
         error, count = expected_rounding(edits, context.source)
         dtypes = " and ".join(sorted({edit.dtype for edit in narrow}))
         remarks.append(
-            f"folded gains are rounded to {dtypes}: expected is an error of {percent(error)} of a weight (rms, from "
-            f"{count:,} of the weights), and of about as much of what a layer gives; verify --logits measures what it "
-            "moves; dtype float32 avoids it, and so does exponent in place of gain and final"
+            f"{'migrated' if context.scales else 'folded'} gains are rounded to {dtypes}: expected is an error of "
+            f"{percent(error)} of a weight (rms, from {count:,} of the weights), and of about as much of what a layer "
+            "gives; verify --logits measures what it moves; dtype float32 avoids it, and so "
+            + ("do scales that are powers of two" if context.scales else "does exponent in place of gain and final")
         )
     if any(isinstance(edit, TensorEdit) and edit.centred_axis is not None for edit in edits):
         remarks.append("hidden states lose their mean; what norms and heads make of them is the same")

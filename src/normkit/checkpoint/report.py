@@ -20,12 +20,15 @@ from normkit.text import counted, percent, shortened, significant
 _FATES = {
     "folded": "folded",
     "mantissa": "powers of two folded",
+    "scaled": "divided",
     "divided": "kept as b / g",
     "shift": "kept as x + b",
     "identity": "nothing to fold",
     "none": "-",
     "left": "left",
 }
+# Coordinates that stay whole are told in a remark.
+_IN_PART = ("mantissa", "scaled")
 _RELATIONS = {
     "identical": "bit for bit the source's",
     "power": "times powers of two",
@@ -183,7 +186,8 @@ def _norm_table(changes: Iterable[NormChange]) -> Table:
     for norm in changes:
         readers = tuple(dict.fromkeys(reader.rpartition(".")[2] for reader in norm.readers))
         kind = "RMSNorm" if norm.becomes_rms else "-"
-        kept = f", {counted(len(norm.kept), 'coordinate')} kept" if norm.kept and norm.gain != "mantissa" else ""
+        is_told = norm.kept and norm.gain not in _IN_PART
+        kept = f", {counted(len(norm.kept), 'coordinate')} kept" if is_told else ""
         gain, bias = _FATES[norm.gain] + kept, _FATES[norm.bias]
         alike[pattern(norm.name), gain, bias, kind, shortened(readers, 4) or "-"].append(norm)
     rows = []

@@ -19,6 +19,7 @@ from normkit.checkpoint.build_model import Reload, reload_check
 from normkit.checkpoint.certificate import Certificate, Written, certify, plain, read_certificate
 from normkit.checkpoint.derivation import derive, header_faults
 from normkit.checkpoint.folding import Progress, Workers
+from normkit.checkpoint.migration import asked_scales
 from normkit.checkpoint.model_folder import (
     CERTIFICATE,
     CONFIG,
@@ -79,7 +80,12 @@ class Verification:
 
 
 def verify(
-    source: Path | str, result: Path | str, *, threads: int = 1, progress: Progress | None = None
+    source: Path | str,
+    result: Path | str,
+    *,
+    scales: Path | str | None = None,
+    threads: int = 1,
+    progress: Progress | None = None,
 ) -> Verification:
     """Prove that a folder is what folding makes of another, or say where it is not.
 
@@ -89,11 +95,12 @@ def verify(
     Args:
         source: The folder that was folded.
         result: The folder that folding wrote, with its certificate.
+        scales: The file that "migrate" was given.
         threads: How many threads compute.
         progress: Called with a stage, bytes done, and all bytes.
 
     Raises:
-        InputError: If a folder or the certificate is not there.
+        InputError: If a folder or the certificate is not there, or a file that the fold was given is not.
         ModelError: If the certificate cannot be read as one.
 
     Example:
@@ -110,10 +117,20 @@ def verify(
         if not path.is_dir():
             raise InputError(f"expected the folder of a checkpoint, got {path}: it is none; give SRC, then DST")
     recorded = Certificate.read(made)
+    options = dict(recorded.options)
+    digest = options.pop("scales", None)
+    if (digest is None) != (scales is None):
+        raise InputError(
+            f"{made} was not folded with a file of scales; leave out --scales"
+            if digest is None
+            else f"{made} was folded with a file of scales (SHA-256 {digest[:12]!a}...); give it with --scales"
+        )
+    given = {key: options.pop(key) for key in ("alpha", "powers_of_two") if key in options}
+    options["scales"] = asked_scales(scales, **given)
     workers = Workers(threads, progress)
     try:
         with open_checkpoint(folder) as opened, one_thread_an_operation():
-            checks = _checks(recorded, opened, made, workers)
+            checks = _checks(recorded, opened, made, workers, options)
     except ModelError as error:
         checks = []
         # The recorded files can still be compared with those that are there.
@@ -127,11 +144,11 @@ def verify(
     return Verification(source=recorded.architecture, result=recorded.becomes, checks=tuple(checks))
 
 
-def _checks(recorded: Certificate, opened: OpenedFolder, folder: Path, workers: Workers) -> list[Checked]:
+def _checks(
+    recorded: Certificate, opened: OpenedFolder, folder: Path, workers: Workers, options: Mapping[str, Any]
+) -> list[Checked]:
     try:
-        plan = make_plan(
-            opened, operations=recorded.operations, untie=recorded.untie, dtype=recorded.dtype, **recorded.options
-        )
+        plan = make_plan(opened, operations=recorded.operations, untie=recorded.untie, dtype=recorded.dtype, **options)
     except InputError as error:
         raise ModelError(str(error)) from None
     layouts = lay_out(plan, opened.source)

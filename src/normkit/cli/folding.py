@@ -15,6 +15,7 @@ from normkit.cli.options import (
     model_argument,
     quiet_option,
     resume_option,
+    scales_option,
     source_options,
     text_option,
     threads_option,
@@ -40,6 +41,8 @@ rms       such LayerNorms become RMSNorms with the same eps
 value     the bias of values moves behind the attention
 exponent  in place of gain and final: only the power of two of each gain
           moves, a gain in [0.7, 1.4] stays; no bit is lost in any dtype
+migrate   a gain is divided by scales, the columns of its readers multiplied,
+          as SmoothQuant and AWQ do; the gains stay in the norms
 scale     the residual stream 2^-K of what it was, and eps 4^-K: for float16;
           K from --halvings, or from --fit
 rotate    the residual stream and the values of each head times a random
@@ -97,6 +100,14 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
 )
 @click.option("--halvings", type=int, default=0, metavar="K", help="For scale: divide the residual stream by 2^K.")
 @click.option("--seed", type=int, default=None, metavar="N", help="For rotate: seed of the random signs.  [default: 0]")
+@scales_option
+@click.option(
+    "--alpha",
+    type=float,
+    metavar="A",
+    help="For migrate: FILE holds max|x| of each channel, and scales are max|x|^A / max|w|^(1 - A).",
+)
+@click.option("--powers-of-two", is_flag=True, help="For migrate: round the scales, so that no bit is lost.")
 @click.option(
     "--fit",
     type=click.Choice(["float16"]),
@@ -124,6 +135,9 @@ def fold_checkpoint(
     dtype: str,
     halvings: int,
     seed: int | None,
+    scales: Path | None,
+    alpha: float | None,
+    powers_of_two: bool,
     fit: str | None,
     text: str | None,
     max_memory: int | None,
@@ -140,6 +154,7 @@ def fold_checkpoint(
     """Fold a checkpoint, or print what folding would do."""
     from normkit.checkpoint.folding import memory_needed, write_folded
     from normkit.checkpoint.hub import find_model
+    from normkit.checkpoint.migration import asked_scales
     from normkit.checkpoint.opening import open_checkpoint
     from normkit.checkpoint.planning import make_plan
     from normkit.errors import InputError
@@ -160,6 +175,7 @@ def fold_checkpoint(
         raise click.UsageError("--text needs --fit: only a fit runs the model.")
     if fit is not None and (halvings or "scale" not in (ops or ())):
         raise click.UsageError("--fit is for --ops scale, in place of --halvings.")
+    given = asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two)
     measured = _headroom(folder, text) if fit else None
     if measured is not None and not measured.halvings:
         raise InputError(f"nothing needs to be scaled: {measured}")
@@ -172,6 +188,7 @@ def fold_checkpoint(
             for_training=for_training,
             halvings=measured.halvings if measured else halvings,
             seed=seed,
+            scales=given,
         )
         memory = None
         document = {"schema_version": 1, **plan.to_json()}
@@ -202,7 +219,8 @@ def fold_checkpoint(
             described = dataclasses.replace(described, remarks=(str(measured), *described.remarks))
         results().print(section(described, most=40))
     if not only_plan:
-        words = shell_word(source if revision is None else f"{source}@{revision}"), shell_word(str(destination))
+        words = [shell_word(source if revision is None else f"{source}@{revision}"), shell_word(str(destination))]
+        words += [] if scales is None else ["--scales", shell_word(str(scales))]
         results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)
 
 

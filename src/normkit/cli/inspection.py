@@ -81,6 +81,12 @@ _LOADING = {"dtype", "revision", "local_files_only", "offload"}
     metavar="FILE",
     help="Compare with what the model is meant to be, as this file says; if there is no such file, write it.",
 )
+@click.option(
+    "--activations",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the largest and the mean |x| of each channel that linear maps read from a norm (safetensors).",
+)
 @json_option
 @click.option(
     "--format",
@@ -112,6 +118,7 @@ def inspect_model(
     no_report: bool,
     fail_on: str,
     intent: Path | None,
+    activations: Path | None,
     as_json: bool,
     form: str,
     revision: str | None,
@@ -152,6 +159,8 @@ def inspect_model(
             beside = "a model in code" if parameter.name in _LOADING else "--batch"
             raise InputError(f"{parameter.opts[0]} does not go with {beside}; leave it out")
 
+    if activations is not None and is_code:
+        raise InputError("--activations needs a checkpoint, whose readers of each norm are known; leave it out")
     if offload and train_step:
         raise InputError("--train-step does not go with --offload, which keeps no weights for a backward pass")
     # Read before the model is, so that a mistake in the file is reported at once.
@@ -171,6 +180,13 @@ def inspect_model(
         )
     )
     folder = None if no_report else output_folder(out, loaded.name, source=loaded.path)
+    graph = None
+    if activations is not None:
+        from normkit.checkpoint.opening import open_checkpoint
+
+        # Before the run, so that a family that is not declared is reported at once.
+        with open_checkpoint(loaded.path) as opened:
+            graph = opened.graph
     batches = (
         batches_from_code(loaded.model, batch)
         if batch is not None
@@ -203,6 +219,12 @@ def inspect_model(
         inspection = measure(loaded, batches, site=site, intent=intent, progress=report)
         if train_step:
             inspection = joined(inspection, step)
+    if graph is not None and activations is not None:
+        from normkit.checkpoint.activations import measure_activations
+
+        told = {"model": loaded.name, "architecture": loaded.architecture, "text": batches.source}
+        measured = measure_activations(loaded.model, batches.batches, graph=graph, metadata=told)
+        measured.save(activations)
     if unwritten is not None and not quiet:
         bad = sum(finding.severity != "note" for finding in inspection.findings)
         warning = f"; it may hold faults, as there {'is' if bad == 1 else 'are'} {bad} above a note" if bad else ""
@@ -212,6 +234,8 @@ def inspect_model(
         page = write_report(inspection, folder)
         if form == "text":
             results().print(f"\nreport: {page}", soft_wrap=True)
+    if activations is not None and form == "text":
+        results().print(f"\nactivations: {activations}", soft_wrap=True)
     if _fails(inspection, fail_on):
         ctx.exit(1)
 

@@ -109,6 +109,13 @@ threads_option = click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", default=2, show_default=True, help="Threads that compute."
 )
 
+scales_option = click.option(
+    "--scales",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="For migrate: a safetensors file, a vector for each norm, or the file of inspect --activations.",
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress and no notes.")

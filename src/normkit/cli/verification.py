@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from normkit.checkpoint.plan import LIMITS, ONE_WAY
+from normkit.checkpoint.limits import LIMITS, ONE_WAY
 from normkit.cli.options import (
     json_option,
     model_argument,
     quiet_option,
+    scales_option,
     source_options,
     text_option,
     threads_option,
@@ -47,6 +48,7 @@ What this does not prove: {"; ".join((*LIMITS, ONE_WAY))}.
 @click.argument("result", metavar="DST", type=click.Path(path_type=Path))
 @click.option("--logits", is_flag=True, help="Also run both models in float64, on a text and random ids, or on images.")
 @text_option
+@scales_option
 @threads_option
 @json_option
 @source_options
@@ -58,6 +60,7 @@ def verify_fold(
     result: Path,
     logits: bool,
     text: str | None,
+    scales: Path | None,
     threads: int,
     as_json: bool,
     revision: str | None,
@@ -75,7 +78,7 @@ def verify_fold(
     shown = shows_progress(quiet=quiet or as_json)
     folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
     with progress(shown=shown) as report:
-        found = verify(folder, result, threads=threads, progress=report)
+        found = verify(folder, result, scales=scales, threads=threads, progress=report)
     agreement, tokens = _agreement(folder, result, text, words) if logits and found.passed else (None, "")
     if as_json:
         more = {} if agreement is None else {"logits": {"source": tokens, **agreement.to_json()}}
