@@ -78,6 +78,9 @@ def test_each_flaw_is_found_with_its_step(rule, flaw):
         ((series("batch distinct", [2.0] * 60),), {}, []),
         ((series("batch digest", [*range(20), *[7] * 40]),), {}, [("repeated", 20, "error")]),
         ((series("batch digest", [7] * 60),), {}, [("repeated", 0, "note")]),
+        # Batches of one sample, many times; some equal samples are how small data are filled up.
+        ((series("batch digest", range(60)), series("batch copies", [1.0] * 60)), {}, [("copies", 0, "warning")]),
+        ((series("batch digest", range(60)), series("batch copies", [0.9] * 60)), {}, []),
         # Epochs over four batches; several passes over each batch; the end of a pass.
         ((series("batch digest", list(range(4)) * 15),), {}, []),
         ((series("batch digest", [step // 20 for step in range(60)]),), {}, []),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normkit.measurement.hooks import Failures
-from normkit.watching.inputs import INPUTS, InputRecorder
+from normkit.watching.inputs import INPUTS, InputRecorder, batch_series
 
 VOCABULARY = 11
 
@@ -137,3 +137,16 @@ def test_classes_have_labels_without_ids():
     model, labels = nn.Linear(3, 5), torch.tensor([4, 1, 1, 4])
     found = recorded(model, lambda: F.cross_entropy(model(torch.randn(4, 3)), labels))
     assert (found["labels"], found["nexts"], found["lowest"], found["highest"]) == (4, 0, 1, 4)
+
+
+def test_equal_samples_and_the_ends_of_padded_rows():
+    model, x = nn.Conv1d(3, 2, 1), torch.zeros(8, 3, 1024)
+    x[..., :128] = torch.randn(8, 3, 128)
+    found = recorded(model, lambda: model(x).sum())
+    # No stride of a sample skips the frames in front of the zeros.
+    assert (found["others"], found["copies"]) == (7, 0)
+    assert found["distinct"] > found["sampled"] / 16
+    copied = x[:1].repeat(4, 1, 1)
+    found = recorded(model, lambda: model(copied).sum() + model(x).sum())
+    assert (found["others"], found["copies"]) == (10, 3)
+    assert list(batch_series(found))[2] == ("batch copies", 0.3)

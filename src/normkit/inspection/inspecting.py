@@ -24,10 +24,11 @@ from normkit.inspection.foldedness import foldedness
 from normkit.inspection.result import Inspection, facts_of, infer, judged
 from normkit.measurement import baseline
 from normkit.measurement.baseline import Baseline
-from normkit.measurement.batch_norms import DataStatistics, change_of_modes
+from normkit.measurement.batch_norms import DataStatistics
 from normkit.measurement.hooks import observed
 from normkit.measurement.intent import stock_intent
 from normkit.measurement.layout import block_of
+from normkit.measurement.modes import change_of_modes
 from normkit.measurement.modulation import find_modulations
 from normkit.measurement.patches import find_shared, patches
 from normkit.measurement.row_leakage import find_leaks

@@ -22,9 +22,10 @@ from normkit.identification import offloading
 from normkit.inspection.first_text import KeySelection, Walk
 from normkit.inspection.foldedness import Foldedness
 from normkit.measurement.baseline import Baseline, DeclaredBatchNorm, DeclaredNorm, Values
-from normkit.measurement.batch_norms import DataStatistics, ModeChange, batch_norms
+from normkit.measurement.batch_norms import DataStatistics, batch_norms
 from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, Placement, Site
 from normkit.measurement.intent import Intent
+from normkit.measurement.modes import ModeChange
 from normkit.measurement.modulation import Modulation
 from normkit.measurement.structure import Structure
 from normkit.measurement.training import Training

@@ -1,37 +1,32 @@
 """Norms with running statistics: those statistics, how one batch changes them, and what the user's data has instead.
 
 The data's statistics are counted where it enters each norm while the model runs in evaluation mode. Means and variances
-of single samples are added up, in two halves: their difference shows what sampling alone does. What training mode
-changes is seen on one batch: the output by the batch's statistics, the norms' inputs by dropout.
+of single samples are added up, in two halves: their difference shows what sampling alone does.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from normkit.identification.sites import NormSite, OtherNorm, is_within
-from normkit.identification.state import buffers_kept, in_mode, undisturbed
+from normkit.identification.sites import NormSite, OtherNorm
+from normkit.identification.state import undisturbed
 from normkit.measurement.facts import BatchNorm
-from normkit.measurement.hooks import Listener, observed
-from normkit.measurement.running import Batch, evaluating, first_of, rows, runner, tensors, zero_ends
-from normkit.measurement.structure import Structure
+from normkit.measurement.hooks import Listener
+from normkit.measurement.running import Batch, first_of, tensors
+from normkit.measurement.samples import heard, repetitions
 from normkit.measurement.weights import spectrum
 
 # Far from the start 0, so that rounding does not count; enough rows for any axis.
 _MEAN, _SAMPLES, _LENGTH = 3.0, 4, 2
 _STEADY = 1e-3
 _SEED = 0
-# Dropout that changes nothing leaves rounding.
-_SAME = 1e-4
 
 
 def with_statistics(module: nn.Module) -> Any:
@@ -47,7 +42,7 @@ def with_statistics(module: nn.Module) -> Any:
     return holders[0] if len(holders) == 1 else None
 
 
-class _Channels:
+class Channels:
     """Sums over samples of one channel each, of shape (channels,), in two halves of the samples."""
 
     def __init__(self, channels: int) -> None:
@@ -56,8 +51,10 @@ class _Channels:
         self.rows = [0, 0]
         self.sums = torch.zeros(2, 3, channels, dtype=torch.float64)
         self.samples, self.call_rows, self.call_samples = 0, 0, 0
-        # Rows under a mask, and of these those of padding.
-        self.masked = [0, 0]
+        self.masked = 0
+        """Rows under a mask."""
+        self.padded: Tensor | int = 0
+        """Those of them that are padding."""
 
     def add(self, x: Tensor, axis: int, of_calls: bool) -> None:
         """Count a call's input; `of_calls` where all samples of a call share their statistics."""
@@ -84,6 +81,10 @@ class _Channels:
         between = square - mean.square() if of_calls else 0.0
         return mean, (within + between).clamp_min(0.0)
 
+    def change(self, running: tuple[Tensor, Tensor], eps: float, of_calls: bool) -> Tensor:
+        """How far each channel's output moves where these statistics replace the running ones, as in `BatchNorm`."""
+        return _change(self.statistics(slice(0, 2), of_calls), running, eps)
+
 
 class DataStatistics(Listener):
     """Counts what enters the norms with running statistics of a model."""
@@ -93,10 +94,12 @@ class DataStatistics(Listener):
         """The norms whose calls `observed` tells."""
         self.dropout: dict[str, tuple[float, str]] = {}
         """By path: `BatchNorm.dropout` and `BatchNorm.behind`."""
-        self.given, self.repeated = 0, 0
-        """Samples of the batches, and those that are equal to an earlier one of their batch."""
-        self._mask: Tensor | None = None
-        self._counted: dict[str, _Channels] = {}
+        self.given: int = 0
+        """Samples of the batches."""
+        self.repeated: Tensor | int = 0
+        """Those of them that are equal to an earlier one of their batch."""
+        self._masks: list[Tensor] = []
+        self._counted: dict[str, Channels] = {}
         self._shared: dict[str, Sequence[int]] = {}
         for other in others:
             module, reading = model.get_submodule(other.path), other.passport.readings.get("batch")
@@ -104,7 +107,7 @@ class DataStatistics(Listener):
             if holder is not None and reading is not None and reading.value is not None:
                 # To be listened to, a norm that no spec describes needs its path and its module.
                 self.sites.append(cast(NormSite, SimpleNamespace(path=other.path, module=module)))
-                self._counted[other.path] = _Channels(len(holder.running_mean))
+                self._counted[other.path] = Channels(len(holder.running_mean))
                 self._shared[other.path] = reading.value["axes"]
 
     def batch(self, batch: Batch) -> None:
@@ -112,13 +115,13 @@ class DataStatistics(Listener):
         if not self.sites:
             return
         samples = first_of(batch)
-        found = [value for name, value in tensors(batch) if name.endswith("mask") and value.dim() in (2, 3)]
-        # A mask that leaves nothing out is none, and one of (B, T, T) tells pairs.
-        found = [mask.bool() for mask in found if len(mask) == len(samples) and not bool(mask.all())]
-        self._mask = found[0].cpu() if len(found) == 1 else None if found else zero_ends(batch)
+        # A mask of (B, T, T) tells pairs.
+        named = [mask for name, mask in tensors(batch) if name.endswith("mask") and mask.dim() in (2, 3)]
+        masks = [mask.detach().bool() for mask in named if len(mask) == len(samples)] or heard(batch)
+        self._masks = [mask for mask in masks if mask.dim() == 2 or mask.shape[1] != mask.shape[2] or samples.dim() > 3]
         self.given += len(samples)
-        if samples.dim() > 1 and len(samples) > 1:
-            self.repeated += len(samples) - len(torch.unique(samples.flatten(1), dim=0))
+        if samples.dim() > 1:
+            self.repeated = self.repeated + repetitions(samples)
 
     def before_site(self, site: NormSite, x: Tensor) -> None:
         """Count what enters a norm."""
@@ -128,11 +131,13 @@ class DataStatistics(Listener):
             # Hooks may run inside the mode that sees functions: it would look at each operation.
             with torch._C.DisableTorchFunction():
                 counted.add(x, axis, 0 in shared)
-                counted.masked = [a + b for a, b in zip(counted.masked, _padding(self._mask, x, axis), strict=True)]
+                if padding := [each for mask in self._masks for each in _padding(mask, x, axis)]:
+                    counted.masked += padding[0].numel()
+                    counted.padded = torch.stack([each.sum() for each in padding]).amax() + counted.padded
 
     def forget(self, path: str) -> None:
         """Count anew what enters a norm."""
-        self._counted[path] = _Channels(self._counted[path].channels)
+        self._counted[path] = Channels(self._counted[path].channels)
 
     def variance(self, path: str) -> Tensor:
         """Variance of what entered a norm, of shape (channels,)."""
@@ -145,7 +150,7 @@ class DataStatistics(Listener):
             return {}
         of_calls = 0 in self._shared[path]
         whole = counted.statistics(slice(0, 2), of_calls)
-        change = _change(whole, (mean, variance), eps)
+        change = counted.change((mean, variance), eps, of_calls)
         halves = torch.full_like(change, math.nan)
         if counted.samples > 1:
             parts = (counted.statistics(slice(half, half + 1), of_calls) for half in (0, 1))
@@ -169,20 +174,18 @@ class DataStatistics(Listener):
             "stretch": float((whole[1][channel] + eps).sqrt()) / deviation,
             "sampling": float(halves.median()) / 2,
             "refolded": refolded,
-            "repeated": self.repeated / self.given if self.given else math.nan,
-            "padding": counted.masked[1] / counted.masked[0] if counted.masked[0] else math.nan,
+            "repeated": float(self.repeated) / self.given if self.given else math.nan,
+            "padding": float(counted.padded) / counted.masked if counted.masked else math.nan,
         }
 
 
-def _padding(mask: Tensor | None, x: Tensor, axis: int) -> tuple[int, int]:
-    """How many rows of a norm's input a mask tells of, and how many of these are padding; (0, 0) if it has others."""
+def _padding(mask: Tensor, x: Tensor, axis: int) -> Iterator[Tensor]:
+    """The rows of a norm's input that a mask tells to be padding, where it tells of these rows."""
     places = [size for place, size in enumerate(x.shape) if place not in (0, axis)]
-    if mask is None or (len(places), len(x)) not in ((mask.dim() - 1, len(mask)), (0, mask.numel())):
-        return 0, 0
-    if places:
+    if (len(places), len(x)) in ((mask.dim() - 1, len(mask)), (0, mask.numel())):
+        mask = mask.to(x.device, non_blocking=True)
         # Strides make fewer places of them.
-        mask = nn.functional.interpolate(mask[:, None].float(), places).bool()
-    return mask.numel(), int((~mask).sum())
+        yield ~(nn.functional.interpolate(mask[:, None].float(), places).bool() if places else mask)
 
 
 def _change(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], eps: float) -> Tensor:
@@ -296,99 +299,3 @@ def _updates(module: nn.Module, shape: Sequence[int], shared: Sequence[int]) -> 
     correction = round(corrections[0]) if all(math.isfinite(each) for each in corrections) else math.nan
     is_whole = all(abs(each - correction) < _STEADY for each in corrections)
     return share, float(correction) if is_whole and not math.isnan(share) else math.nan
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModeChange:
-    """The output of a model with its batch norms in training mode, against that in evaluation mode, for one batch."""
-
-    samples: int
-    """Samples of the batch."""
-    change: float
-    """Root mean square of the difference, over the larger of the two outputs' deviations across samples."""
-    sampling: float
-    """The same between the whole batch in training mode and each of its halves by itself: what so small a batch does.
-    """
-    decided: float
-    """Share of samples whose largest entry of the output is another; NaN where an output is no row of numbers."""
-
-
-def change_of_modes(model: nn.Module, structure: Structure, batch: Batch, data: DataStatistics) -> ModeChange | None:
-    """Run a batch with the batch norms in training mode and in evaluation mode, and all else in evaluation mode.
-
-    Four forward passes of the batch, or what the halves of it make of two. Parameters, buffers, modes and random
-    generators are left as they were. `data.dropout` is filled on the way.
-
-    Returns:
-        The change of the output; None without batch norms, for fewer than four samples, or where the model does not run
-        so.
-    """
-    modules = [model.get_submodule(site.path) for site in data.sites]
-    if not modules:
-        return None
-    found = None
-    # Not every model can be called in training mode: then that shows nothing.
-    with undisturbed(), evaluating(model), buffers_kept(model), torch.no_grad():
-        with suppress(Exception):
-            found = _change_of_output(model, modules, batch)
-        with suppress(Exception):
-            data.dropout = _dropout(model, modules, structure, batch)
-    return found
-
-
-def _change_of_output(model: nn.Module, modules: list[nn.Module], batch: Batch) -> ModeChange | None:
-    samples = len(first_of(batch))
-    half = samples // 2
-    if half < 2:
-        return None
-
-    def output(part: Batch) -> Tensor:
-        floating = [value for _, value in tensors(runner(model, part)()) if value.is_floating_point()]
-        return max(floating, key=lambda value: min(value.dim(), 2)).double().cpu()
-
-    evaluated = output(batch)
-    with ExitStack() as modes:
-        for module in modules:
-            modes.enter_context(in_mode(module, training=True))
-        trained = output(batch)
-        halves = torch.cat([output(rows(batch, 0, half)), output(rows(batch, half, samples))])
-    if evaluated.dim() < 2 or len(evaluated) != samples or not evaluated.shape == trained.shape == halves.shape:
-        return None
-    size = max(float(each.var(0, correction=0).mean().sqrt()) for each in (evaluated, trained))
-    if not size > 0 or not math.isfinite(size):
-        return None
-    other = evaluated.argmax(1) != trained.argmax(1)
-    return ModeChange(
-        samples=samples,
-        change=float((trained - evaluated).square().mean().sqrt()) / size,
-        sampling=float((halves - trained).square().mean().sqrt()) / size,
-        decided=float(other.double().mean()) if evaluated.dim() == 2 and evaluated.shape[1] > 1 else math.nan,
-    )
-
-
-def _dropout(
-    model: nn.Module, modules: list[nn.Module], structure: Structure, batch: Batch
-) -> dict[str, tuple[float, str]]:
-    """By path of the batch norm: the ratio that is `BatchNorm.dropout`, and the last dropout that was called before."""
-    plain, dropped = DataStatistics(model, structure.others), DataStatistics(model, structure.others)
-    with observed(model, plain.sites, (), (), plain):
-        runner(model, batch)()
-    torch.manual_seed(_SEED)
-    with in_mode(model, training=True), ExitStack() as modes, observed(model, dropped.sites, (), (), dropped):
-        for module in modules:
-            modes.enter_context(in_mode(module, training=False))
-        runner(model, batch)()
-    last, before = "", dict[str, str]()
-    for call in structure.called.modules:
-        module = model.get_submodule(call.path)
-        if getattr(module, "p", 0) and isinstance(module, nn.modules.dropout._DropoutNd):
-            last = call.path
-        before.setdefault(call.path, last)
-    found = {}
-    for site in plain.sites:
-        one, other = plain.variance(site.path), dropped.variance(site.path)
-        ratios = (other / one).sqrt()[(one > 0) & other.isfinite()]
-        ratio = float(ratios.median()) if len(ratios) else math.nan
-        named = next((each for path, each in before.items() if is_within(path, site.path)), "")
-        found[site.path] = (ratio, named if abs(ratio - 1) > _SAME else "")
-    return found

@@ -263,8 +263,10 @@ class BatchNorm:
     change: float = math.nan
     """How far the output moves where the statistics of the data replace the running ones, of the median channel: root
     mean square over the larger of the two outputs' deviations, both without gain and bias."""
+    first_change: float = math.nan
+    """The same in the first measured step of a run; NaN outside of a run."""
     largest_change: float = math.nan
-    """The same of the channel that moves most."""
+    """The change of the channel that moves most."""
     channel: int = -1
     """That channel."""
     shift: float = math.nan

@@ -35,8 +35,8 @@ from normkit.measurement.running import (
     tensors,
     unit,
     vocabulary,
-    zero_ends,
 )
+from normkit.measurement.samples import zero_ends
 from normkit.measurement.structure import Structure
 from normkit.reference import forward
 

@@ -24,8 +24,6 @@ _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
 _NO_TOKENS = ("mask", "type_ids", "position_ids", "labels")
 # Enough to see every module called; the structure of a model does not depend on its input.
 _STRUCTURE_TOKENS = 16
-# Sounds of one length may end in a few zeros.
-_PADDED = 0.05
 
 
 @contextmanager
@@ -245,24 +243,6 @@ def token_mask(batch: Batch) -> Tensor | None:
     """True where a token counts, or None where all do."""
     mask = next((value for name, value in tensors(batch) if name == "attention_mask"), None)
     return None if mask is None or bool(mask.all()) else mask.bool()
-
-
-def zero_ends(batch: Batch) -> Tensor | None:
-    """(B, T), False at the zeros of padding that samples (B, T) of sound, (B, T, F) or (B, F, T) end with.
-
-    None where no sample is longer than another by a share of T. Rows (B, F) may end in zeros by chance.
-    """
-    samples = first_of(batch)
-    is_sound = samples.dim() == 2 and _medium(batch) == "recording"
-    if not samples.is_floating_point() or not (samples.dim() == 3 or is_sound) or not samples.numel():
-        return None
-    for axis in range(1, samples.dim()):
-        heard = (samples != 0).transpose(1, axis).flatten(2).any(2) if samples.dim() == 3 else samples != 0
-        mask = heard.flip(1).cumsum(1).flip(1) > 0
-        lengths = mask.sum(1)
-        if int(lengths.max() - lengths.min()) > _PADDED * mask.shape[1]:
-            return mask.cpu()
-    return None
 
 
 def name_of_ids(batch: Batch) -> str | None:

@@ -31,6 +31,7 @@ Quantity = Literal[
     "update cosine",
     "batch digest",
     "batch distinct",
+    "batch copies",
     "batch rms",
     "batch largest",
     "labels",
@@ -65,6 +66,7 @@ gradient left         share of the gradients as an optimizer got them that is st
 update cosine         between an optimizer's update and the gradients that it got; below 0 where it goes down
 batch digest          a number that another batch hardly shares
 batch distinct        values that differ in a sample of a batch, of 16 elements or more
+batch copies          share of the samples of a batch but the first that are equal to an earlier one, where any is
 batch rms             of what the model is fed, where that is no ids
 batch largest         magnitude of the largest element that the model is fed; NaN or infinite where one is
 labels                labels looked at, a sample of each batch

@@ -73,7 +73,8 @@ def no_statistics(facts: Facts) -> Outcome:
         f"with the data's own mean and variance the median channel's output moves by more than {percent(_CHANGE)} of "
         f"its deviation, beyond what sampling does, over {_FEWEST_ROWS} numbers a channel or more (warning); an error "
         "where it moves, and the data's deviations are those of a folded norm that is still applied; a note "
-        f"from a single sample, or while more than {percent(_START)} of the running variance are still its start"
+        f"from a single sample, while more than {percent(_START)} of the running variance are still its start, or "
+        "where statistics are fixed and fitted when a run began"
     ),
     source="pytorch/pytorch#4741 and #5406, chemprop#607; Wu & Johnson 2021, arXiv:2105.07576, sections 3 and 5",
     why=(
@@ -113,10 +114,18 @@ def other_statistics(facts: Facts) -> Outcome:
             f"the data's statistics move the median channel by {percent(norm.change)}; channel {norm.channel}: mean "
             f"{norm.shift:+.3g} running deviations off, deviation {norm.stretch:.3g} times the running one"
         )
+        # Training and evaluation do the same where statistics stay fixed: weights that move before them are no fault.
+        has_fitted = not norm.is_live and norm.first_change <= _CHANGE
+        if has_fitted:
+            words += (
+                f"; fixed, they were off by {percent(norm.first_change)} when the run began: the weights moved since"
+            )
         is_started = norm.start_share > _START
         if is_started:
             words += f"; {percent(norm.start_share)} of the running variance is still its start"
-        cases.append(Case(norm.path, "note" if is_single or is_started else "warning", words, -len(cases)))
+        cases.append(
+            Case(norm.path, "note" if is_single or is_started or has_fitted else "warning", words, -len(cases))
+        )
     largest = max((norm.change for norm in seen if norm.path in {case.path for case in cases}), default=0.0)
     measured = f"{len(cases)} of {counted(len(seen), 'batch norm')} off, by up to {percent(largest)} of the deviation"
     return hit(cases, measured, "batch norm")

@@ -210,7 +210,10 @@ def _count(correction: float) -> str:
 def variance_shift(facts: Facts) -> Outcome:
     """The variance that enters each batch norm with dropout on, against that with dropout off."""
     if facts.batch_norms and all(math.isnan(norm.dropout) for norm in facts.batch_norms):
-        return NO_PAUSE if facts.training is not None else NotChecked("the model did not run in training mode")
+        is_run = facts.training is not None
+        return NotChecked(
+            "no module of dropout is in front of one" if is_run else "the model did not run in training mode"
+        )
     cases = []
     for norm in facts.batch_norms:
         shift = norm.dropout**2 - 1
@@ -219,6 +222,7 @@ def variance_shift(facts: Facts) -> Outcome:
             continue
         words = f"the variance that enters is {norm.dropout**2:.3g} times as large in training mode"
         words += f", behind {norm.behind}" if norm.behind else ", without a module of dropout in front"
+        words += "" if facts.training is None else ", of the first batch and weights"
         cases.append(Case(norm.path, "warning" if abs(shift) > _VARIANCE else "note", words, abs(shift)))
     largest = max((case.effect for case in cases), default=0.0)
     return hit(cases, f"{counted(len(cases), 'batch norm')} behind dropout, by up to {percent(largest)}", "batch norm")
@@ -248,10 +252,6 @@ def variance_shift(facts: Facts) -> Outcome:
 )
 def counted_padding(facts: Facts) -> Outcome:
     """Rows under a mask, and samples that come twice, in what batch norms were fed with."""
-    if facts.training is not None and facts.batch_norms:
-        return NotChecked(
-            "masks and equal samples are not looked for in a run: nk.inspect tells, on a batch of its data"
-        )
     leaking = {leak.path for leak in facts.leaks or () if leak.kind == "padding"}
     cases = []
     for norm in facts.batch_norms:

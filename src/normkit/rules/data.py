@@ -44,7 +44,7 @@ class Flaw:
 def flaws(training: Training) -> tuple[Flaw, ...]:
     """All flaws of a run's data, the earliest first."""
     judges: tuple[Callable[[Training], Flaw | None], ...] = (
-        *(_not_finite, _out_of_scale, _constant, _repeated, _shifted, _constant_labels),
+        *(_not_finite, _out_of_scale, _constant, _repeated, _copies, _shifted, _constant_labels),
     )
     found = [flaw for judge in judges if (flaw := judge(training)) is not None]
     return tuple(sorted(found, key=lambda flaw: flaw.step))
@@ -215,24 +215,40 @@ def _constant(training: Training) -> Flaw | None:
 
 @Rule(
     id="F18",
-    title="The same batch comes again and again",
+    title="The same batch or sample comes again and again",
     severity="error",
     threshold=(
-        f"the last {_STUCK} steps or more on one batch, four times as many as any batch before had (error); all "
-        "steps on one batch (note)"
+        f"the last {_STUCK} steps or more on one batch, four times as many as any batch before had (error); in "
+        f"{_LASTS} steps or more, the last among them, all samples of a batch equal (warning); all steps on one batch "
+        "(note)"
     ),
     source="Trusted-AI/adversarial-robustness-toolbox#728; repeated text is memorized: arXiv:2107.06499",
     why=(
         "The model learns that batch by heart, and its loss says nothing any more. All steps on one batch are "
-        "also how one tries whether a model can learn at all: then it is meant."
+        "also how one tries whether a model can learn at all: then it is meant. A batch of one sample many times has "
+        "the gradient of that sample, and the statistics of batch norms are those of one."
     ),
-    remedy=("see that the loop takes the next batch in each step, and that no seed is set within the loop",),
+    remedy=(
+        "see that the loop takes the next batch in each step, and that no seed is set within the loop",
+        "of samples: look at the sampler, and at what puts samples together to a batch",
+    ),
     confirm="the digest of the batch is another in each step",
     looks_at=("run",),
 )
 def repeated_batch(facts: Facts) -> Outcome:
-    """One batch to the end of the run."""
-    return _found(facts, "repeated")
+    """One batch, or batches of one sample, to the end of the run."""
+    return _found(facts, "repeated", "copies")
+
+
+def _copies(training: Training) -> Flaw | None:
+    """Batches of equal samples to the end of the run."""
+    shares = _values(training, "batch copies")
+    steps = [step for step in _values(training, "batch digest") if shares.get(step, 0.0) == 1]
+    digests = measured(training, "batch digest")
+    if len(steps) < _LASTS or steps[-1] != digests[-1][0] or _constant(training) is not None:
+        return None
+    words = f"all samples of a batch are equal, {_in_steps(steps)}"
+    return Flaw(kind="copies", step=steps[0], severity="warning", measured=words)
 
 
 def _repeated(training: Training) -> Flaw | None:
@@ -307,7 +323,7 @@ def _constant_labels(training: Training) -> Flaw | None:
     for step, spread in measured(training, "label spread"):
         last = [*last, step] if spread == 0 else []
     count = sum(seen[step] for step in last)
-    if count < _LABELS_SEEN or len(last) < _LASTS or _constant(training) is not None:
+    if count < _LABELS_SEEN or len(last) < _LASTS or _constant(training) or _copies(training):
         return None
     words = f"{count:.0f} sampled labels: those of one step are all the same, {_in_steps(last)}"
     return Flaw(kind="constant labels", step=last[0], severity="warning", measured=words)

@@ -12,10 +12,10 @@ from typing import Literal
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sites import OtherNorm
 from normkit.measurement.baseline import Baseline, DeclaredNorm
-from normkit.measurement.batch_norms import ModeChange
 from normkit.measurement.effects import HandwrittenNorm
 from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, Site, Spectrum, place_of
 from normkit.measurement.intent import Intent
+from normkit.measurement.modes import ModeChange
 from normkit.measurement.modulation import Modulation
 from normkit.measurement.patches import InputHook, OddRows, Omission, Patch, Sharing
 from normkit.measurement.row_leakage import Leak

@@ -17,12 +17,14 @@ from torch.utils.hooks import RemovableHandle
 from normkit.identification.sharding import is_distributed, local
 from normkit.measurement.hooks import Failures, Hook
 from normkit.measurement.row_counters import widest_dtype
+from normkit.measurement.samples import digests, repetitions, stride
 from normkit.measurement.training import Quantity
 
-BATCH = ("calls", "ids", "tokens", "sampled", "distinct", "low", "high", "energy", "digest")
-"""For the batches of one step: calls of the model, and those with whole numbers; tokens that count, or samples where
-the data are no tokens; elements of a sample, how many values differ in it, the least and the largest element, the sum
-of squares of that sample, and a number that another sample hardly shares."""
+BATCH = ("calls", "ids", "others", "sampled", "tokens", "copies", "distinct", "low", "high", "energy", "digest")
+"""For the batches of one step: calls of the model, and those with whole numbers; samples that are compared with earlier
+ones of their call; elements taken from each batch; tokens that count, or samples where the data are no tokens; samples
+equal to an earlier one; how many of the elements taken differ, the least and the largest element, the sum of squares of
+those taken, and a number that others hardly share."""
 
 LABELS = ("labels", "copied", "nexts", "next", "backs", "back", "thens", "then", "lowest", "highest")
 """For a sample of labels: how many were seen, how many equal the input at their place; for how many the next input is
@@ -31,7 +33,7 @@ known and how many equal it; the same for the input before and the next but one;
 INPUTS = (*BATCH, *LABELS)
 _LEAST, _LARGEST = ("low", "lowest"), ("high", "highest")
 
-_SAMPLE, _ROWS = 2048, 32
+_SAMPLE, _ROWS, _OF_A_ROW = 2048, 32, 512
 _NOT_DATA = ("mask", "label", "target", "position", "type", "cache", "past")
 _MOST_CALLS = 256
 # In a smaller sample it is no wonder that all values are alike.
@@ -82,7 +84,7 @@ class InputRecorder:
         x = local(x.detach())
         self._ids = None if x.is_floating_point() or x.dim() != 2 else x
         flat = x.flatten()
-        sample = flat[:: max(1, math.ceil(flat.numel() / _SAMPLE))]
+        sample = flat[:: stride(flat.numel(), _SAMPLE)]
         ordered = sample.sort().values
         distinct = (ordered[1:] != ordered[:-1]).sum() + 1
         # Over all elements, so that a single NaN is seen: both are NaN then.
@@ -95,20 +97,15 @@ class InputRecorder:
             if isinstance(mask, Tensor) and mask.shape == x.shape[:2] and not mask.is_floating_point():
                 tokens = (mask != 0).sum()
         line = self._empty.clone()
-        line[0], line[1], line[2], line[3] = 1, not x.is_floating_point(), tokens, len(sample)
-        line[4 : len(BATCH)] = self._stacked([distinct, low, high, squares, self._digest(sample)])
+        rows = x[:_ROWS] if x.dim() > 1 else x[:1, None]
+        line[0], line[1], line[2], line[3] = 1, not x.is_floating_point(), len(rows) - 1, len(sample)
+        line[4] = tokens
+        copies, digest = repetitions(rows, _OF_A_ROW), digests(sample[None], self._digest_bits)[0]
+        line[5 : len(BATCH)] = self._stacked([copies, distinct, low, high, squares, digest])
         self._calls.append(line)
 
     def _stacked(self, numbers: Sequence[Tensor]) -> Tensor:
         return torch.stack([number.to(self._device, self._kind) for number in numbers])
-
-    def _digest(self, sample: Tensor) -> Tensor:
-        bits = sample.float().view(torch.int32) if sample.is_floating_point() else sample
-        places = torch.arange(1, len(sample) + 1, device=sample.device)
-        mixed = (bits.to(torch.int64) + 1) * (places * 0x9E3779B97F4A7C15 % 2**61 | 1)
-        mixed = (mixed ^ (mixed >> 29)) * 0x2545F4914F6CDD1D
-        digest: Tensor = (mixed ^ (mixed >> 32)).sum() & (2**self._digest_bits - 1)
-        return digest
 
     def _output(self, _module: object, _args: object, output: object) -> None:
         """Count the labels when the gradient of the logits arrives."""
@@ -193,6 +190,9 @@ def batch_series(record: Mapping[str, float]) -> Iterator[tuple[Quantity, float]
         yield "batch digest", record["digest"]
         # NaN counts as the largest.
         yield "batch largest", max(abs(record["low"]), abs(record["high"]), key=lambda each: (math.isnan(each), each))
+        # In most runs there is none.
+        if record["copies"]:
+            yield "batch copies", record["copies"] / record["others"]
         if record["sampled"] >= _FEWEST:
             yield "batch distinct", record["distinct"]
             if not record["ids"]:

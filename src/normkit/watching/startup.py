@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from normkit.identification.state import buffers_kept, random_numbers_kept
 from normkit.identification.tracing import first_output
 from normkit.measurement.baseline import Baseline, check_fits
 from normkit.measurement.intent import Intent, stock_intent
+from normkit.measurement.modes import dropout_in_front, drops
 from normkit.measurement.patches import Sharing, find_shared
 from normkit.measurement.running import Batch, caller, changed, evaluating, part, tensors, vocabulary
 from normkit.measurement.structure import Structure, survey
@@ -133,6 +134,12 @@ def start_up(
                     # A sharded weight cannot be doubled in place.
                     invariant=frozenset() if is_distributed_run() else insensitive(model, small),
                 )
+                called, norms = structure.called.modules, {site.path for site in recorder.batch_norms.sites}
+                last = max((place for place, call in enumerate(called) if call.path in norms), default=0)
+                # A pass in training mode may change what a model counts: it is taken only where it tells something.
+                if not is_distributed_run() and any(drops(call.module) for call in called[:last]):
+                    with undisturbed(model), suppress(Exception):
+                        recorder.batch_norms.dropout = dropout_in_front(model, structure, whole)
                 recorder.install(given)
                 with undisturbed(model):
                     recorder.rehearse(caller(model, small))

@@ -86,7 +86,7 @@ class StepRecorder:
         self.reports = CopyQueue()
         """Of each measured step the packed tables of all processes."""
         self.instruments = Instruments(model, self.layout, self.tables)
-        self.batch_norms = RunStatistics(model, structure.others, self.instruments.listens, self.failures)
+        self.batch_norms = RunStatistics(model, structure.others, self.instruments)
         tensors = [parameter.tensor for parameter in self.parameters]
         self._shares = torch.tensor(shares, dtype=self.tables["steps"].dtype, device=self._device)
         self._sampler = UpdateSampler(tensors, self._device)
@@ -116,7 +116,7 @@ class StepRecorder:
     def install(self, given: nn.Module) -> None:
         """Put the hooks into the model, given as the loop calls it, and into the optimizers."""
         self.instruments.install()
-        self.batch_norms.install()
+        self.batch_norms.install(given)
         self._inputs.install(given)
         self.loop.install()
 
@@ -136,14 +136,15 @@ class StepRecorder:
             self.failures.is_rehearsal = False
             self.instruments.live = False
             self.tables.clear()
-            self.batch_norms.begin_step()
+            self.batch_norms.begin()
             self.instruments.sentinel.zero_()
 
     def begin_call(self, args: Sequence[object], kwargs: Mapping[str, Any], *, is_inner: bool) -> None:
         """Tell the hooks of a call of the model (`is_inner`), or of its wrapper, that began before they were there."""
         if is_inner:
             self.instruments.begin_call(kwargs)
-        self.failures.run("the input", self._inputs.add, None, args, kwargs)
+        for begin in (self._inputs.add, self.batch_norms.add):
+            self.failures.run("the input", begin, None, args, kwargs)
 
     def record_step(self, step: int, loss: Tensor | float | None) -> None:
         """Measure a step whose gradients are complete and whose optimizer has not moved yet."""
