@@ -242,6 +242,17 @@ def _qwen25_vl() -> tuple[nn.Module, dict[str, Tensor]]:
     }
 
 
+def _llava() -> tuple[nn.Module, dict[str, Tensor]]:
+    vision = {"model_type": "clip_vision_model", **_SMALL, "projection_dim": 32}
+    config = tf.LlavaConfig(
+        text_config={"model_type": "llama", **_DECODER}, vision_config=vision, image_token_index=_IMAGE_TOKEN
+    )
+    return tf.LlavaForConditionalGeneration(config), {
+        "input_ids": _tokens(40, slice(3, 19)),
+        "pixel_values": torch.randn(1, 3, 32, 32),
+    }
+
+
 def _two_towers(config: Any, model: Any) -> tuple[nn.Module, dict[str, Tensor]]:
     text = {**_TEXT, "max_position_embeddings": 20}
     built = model(config(text_config=text, vision_config=_SMALL))
@@ -265,6 +276,7 @@ _STATES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2}
 OTHERS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "CLIP, both towers": lambda: _two_towers(tf.CLIPConfig, tf.CLIPModel),
     "SigLIP, both towers": lambda: _two_towers(tf.SiglipConfig, tf.SiglipModel),
+    "LLaVA": _llava,
     "Qwen2.5-VL": _qwen25_vl,
     "Gemma 3": _gemma3,
     "PaliGemma": _paligemma,

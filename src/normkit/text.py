@@ -50,10 +50,11 @@ def counted(number: int, noun: str) -> str:
     """A number and its noun, in the plural unless it is one.
 
     Example:
-        >>> counted(1, "norm"), counted(1300, "row")
-        ('1 norm', '1,300 rows')
+        >>> counted(1, "norm"), counted(1300, "row"), counted(2, "query")
+        ('1 norm', '1,300 rows', '2 queries')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+    several = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else several}"
 
 
 def shortened(names: Sequence[str], most: int = 3) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ from normkit.measurement.hooks import observed
 from normkit.measurement.layout import BlockCall, find_blocks
 from normkit.measurement.placement import Replayer, ReplayError, sweep
 
-WIDTH, TOKENS = 32, 12
+WIDTH, TOKENS, CALLS = 32, 12, ContextVar("calls", default=0)
 SIZES = {"vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0}
 LLAMA = {**SIZES, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
@@ -249,6 +250,7 @@ class Noisy(nn.Module):
     def forward(self, x):
         self.calls += 1
         self.last.copy_(x[0, 0])
+        CALLS.set(CALLS.get() + 1)
         return x + nn.functional.dropout(self.linear(self.norm(x)), 0.5, training=True)
 
 
@@ -271,21 +273,20 @@ def hooks(model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_model_and_the_random_numbers_are_left_as_they_were(dtype):
     model, x = Model().to(dtype), torch.randn(2, 5, 8, dtype=dtype)
-    parameters = list(model.parameters())
-    before = copy.deepcopy(model.state_dict())
+    parameters, before = list(model.parameters()), copy.deepcopy(model.state_dict())
     torch.manual_seed(3)
     model(x)
     expected, drawn = copy.deepcopy(model.state_dict()), torch.rand(4)
-    model.load_state_dict(before)
     called = trace(model, lambda: model(x))
     sites, _ = find_sites(model, called)
     model.load_state_dict(before)
     torch.manual_seed(3)
+    CALLS.set(0)
     sweeps, _, _ = sweep(model, sites, find_blocks(model, called), lambda: model(x))
-    # Not a replay was counted, and the run drew the numbers that it draws alone.
+    # Not a replay was counted, in a context variable too, and the run drew the numbers that it draws alone.
+    assert CALLS.get() == 2
     assert torch.equal(torch.rand(4), drawn)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, expected[name]), name
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
     assert all(now is then for now, then in zip(model.parameters(), parameters, strict=True))
     assert hooks(model) == 0
     # Every replay drew the same numbers too: another dropout mask would be another branch.

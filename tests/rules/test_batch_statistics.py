@@ -215,6 +215,12 @@ def test_padding_in_the_statistics(length, severity):
         # 12 of 40 frames.
         assert found.evidence == ("norm: 30 % of the rows that enter are padding, and in training all of them count",)
         assert finding_of(nk.inspect(Frames(is_masked=True).eval(), x), "C17") is None
+        # The mask tells nothing of samples that come twice, wherever it stands; and frozen statistics take in no batch.
+        frozen = Frames(is_masked=False).eval()
+        frozen.norm.momentum = 0.0
+        x = {"attention_mask": mask[1:].expand(2, -1), "input_features": x["input_features"]}
+        assert nk.inspect(frozen, x).batch_norms[0].repeated == 0
+        assert finding_of(nk.inspect(frozen, x), "C17") is None
 
 
 @pytest.mark.parametrize(("times", "severity"), [(1, None), (2, "warning")])

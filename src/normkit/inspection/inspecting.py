@@ -253,7 +253,7 @@ def _inspected(
         entered = {call.path: call.input_shape for call in reversed(structure.called.modules)}
         entered |= {f"{call.parent}:{call.function}": call.input_shape for call in structure.called.functions}
         sites = tuple(
-            replace(site, row=row_name(few, entered.get(site.path, ()), site.spec.rows, site.role))
+            replace(site, row=row_name(model, few, entered.get(site.path, ()), site.spec.rows, site.role))
             for site in measured.sites(structure, gain_gradient_errors(structure.sites, dtypes))
         )
         leaks = find_leaks(model, structure, first)

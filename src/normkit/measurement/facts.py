@@ -196,8 +196,8 @@ class Site:
     factor: float = 1.0
     """A factor on the output besides the gain, where gain and bias show it."""
     row: str = "token"
-    """What one of its rows is, or is a part of: "token"; of images "patch", "pixel", "channel", "channel group" or
-    "image"; of sound "frame", "channel", "channel group" or "recording"."""
+    """What one of its rows is, or is a part of: "token"; of images "patch", "pixel", "channel", "channel group",
+    "query" or "image"; of sound "frame", "channel", "channel group" or "recording"."""
 
     @property
     def eps_level(self) -> float:

@@ -174,7 +174,8 @@ def with_text(
         mark = mark.join(str(tokenizer.decode([end])) for end in ends)
     # Without a mark, image and text are read apart, and the text is cut to what its tower takes.
     most = context_length(loaded.model, tokenizer)
-    options: dict[str, Any] = {} if mark or most is None else {"truncation": True, "max_length": most}
+    cut = {"truncation": True, "max_length": most}
+    options: dict[str, Any] = {} if mark or most is None else {"text_kwargs": cut}
     pieces = [words[start : start + _PIECE] for start in range(0, max(len(words), 1), _PIECE)]
     batches = []
     for place, (what, given) in enumerate(media):

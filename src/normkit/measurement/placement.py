@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -123,7 +124,11 @@ class Replayer(Listener):
 
 
 def _call(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> object:
-    """Call a module, on copies of parameters and buffers where these are narrower; buffers keep their values."""
+    """Call a module, on copies of parameters and buffers where these are narrower; buffers keep their values.
+
+    In a context of its own: transformers gathers the hidden states of a run in a context variable, and a model such as
+    LLaVA picks one of them by its place.
+    """
     buffers = dict(module.named_buffers())
     tensors = {**dict(module.named_parameters()), **buffers}
     copies = {name: _widened(tensor, dtype) for name, tensor in tensors.items()}
@@ -131,9 +136,9 @@ def _call(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> obje
         if any(map(is_distributed, tensors.values())):
             raise RuntimeError("the parameters are spread over processes, and are not copied for a replay")
         copies |= {name: buffer.clone() for name, buffer in buffers.items() if copies[name] is buffer}
-        return functional_call(module, copies, args, kwargs)
+        return Context().run(functional_call, module, copies, args, kwargs)
     with buffers_kept(module):
-        return module(*args, **kwargs)
+        return Context().run(module, *args, **kwargs)
 
 
 def _rows(site: NormSite, tensor: Tensor, axis: int) -> Tensor:
@@ -211,7 +216,7 @@ def sweep(
             role, final_norm = "final", visit.path
         elif after not in (None, before):
             # Between two stacks: the end of the first, or the beginning of the second.
-            role = "final" if visit.reads_stream else "embedding"
+            role = "final" if visit.reads_stream or visit.is_pooled else "embedding"
         roles.setdefault(visit.path, role)
     unseen: dict[str, Role] = dict.fromkeys((site.path for site in sites), "unknown")
     return tuple(sweeper.swept(block) for block in blocks), unseen | roles | sweeper.roles, final_norm
@@ -229,6 +234,8 @@ class _Visit:
     """The norm reads what the last block returned."""
     reads_part: bool = False
     """It reads something of the stream's width and another shape, such as one token a row."""
+    is_pooled: bool = False
+    """It reads one such row a sample."""
 
 
 class _Sweeper(Replayer):
@@ -310,10 +317,12 @@ class _Sweeper(Replayer):
         x, stream = _rows(site, local(x), self._axis), self._stream
         if self.current is None and not self._in_block:
             same_shape = stream is not None and stream.shape == x.shape
+            reads_part = stream is not None and not same_shape and stream.shape[-1] == x.shape[-1]
             self.visits.append(
                 _Visit(
                     path=site.path,
                     reads_stream=stream is not None and same_shape and median_cosine(x, stream) > _SAME_DIRECTION,
-                    reads_part=stream is not None and not same_shape and stream.shape[-1] == x.shape[-1],
+                    reads_part=reads_part,
+                    is_pooled=reads_part and stream is not None and x.numel() == len(stream) * x.shape[-1],
                 )
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect as signatures
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -21,6 +22,8 @@ tensors, numbers, strings, None, and lists, tuples and dictionaries of these."""
 
 _TAKEN = "tensors, numbers, strings, None, and lists, tuples and dictionaries of these"
 _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
+# Keys of a config that tell how many learnt rows a decoder puts to an image, as DETR and BLIP-2 do.
+_QUERIES = ("num_queries", "num_query_tokens")
 _NO_TOKENS = ("mask", "type_ids", "position_ids", "labels")
 # Enough to see every module called; the structure of a model does not depend on its input.
 _STRUCTURE_TOKENS = 16
@@ -234,9 +237,9 @@ def changed(batch: Batch, change: Callable[[str, Tensor], Tensor]) -> dict[Any, 
 
 
 def first_of(batch: Batch) -> Tensor:
-    """The first tensor of a batch with two axes or more, else the one with most."""
-    found = [value for _, value in tensors(batch)]
-    return max(found, key=lambda value: min(value.dim(), 2))
+    """The first tensor of a batch with two axes or more, else the one with most; a mask only if there is no other."""
+    found = tensors(batch)
+    return max(found, key=lambda each: (not each[0].endswith(_NO_TOKENS), min(each[1].dim(), 2)))[1]
 
 
 def token_mask(batch: Batch) -> Tensor | None:
@@ -280,10 +283,11 @@ def _medium(batch: Batch) -> str:
     return "recording" if any(name in ("input_features", "input_values") for name, _ in found) else "token"
 
 
-def row_name(batch: Batch, shape: Sequence[int], rows: Rows, role: str) -> str:
+def row_name(model: nn.Module, batch: Batch, shape: Sequence[int], rows: Rows, role: str) -> str:
     """What one row of a norm is, told from the shape of what enters the norm in the run of a batch.
 
     Args:
+        model: The model, whose config may tell how many queries it puts to an image.
         batch: The batch.
         shape: Of what enters the norm.
         rows: Which axes of it make a row.
@@ -299,8 +303,11 @@ def row_name(batch: Batch, shape: Sequence[int], rows: Rows, role: str) -> str:
         channels = shape[rows.channel_axis or 1]
         return "channel" if rows.groups == channels else "channel group"
     taken = 1 if rows.are_places else len(rows.axes)
-    if len(shape) - taken == 1 and shape[0] == len(first_of(batch)):
+    if len(shape) > taken and math.prod(shape[1 : len(shape) - taken]) == 1 and shape[0] == len(first_of(batch)):
         return whole
+    config = getattr(model, "config", None)
+    if len(shape) - taken == 2 and shape[1] in (getattr(config, name, None) for name in _QUERIES):
+        return "query"
     if whole == "recording":
         return "frame"
     return "pixel" if len(shape) - taken == 3 and role != "query-key" else "patch"

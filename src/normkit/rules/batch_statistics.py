@@ -254,14 +254,16 @@ def counted_padding(facts: Facts) -> Outcome:
     """Rows under a mask, and samples that come twice, in what batch norms were fed with."""
     leaking = {leak.path for leak in facts.leaks or () if leak.kind == "padding"}
     cases = []
-    for norm in facts.batch_norms:
+    # Frozen statistics take in no batch.
+    updated = [norm for norm in facts.batch_norms if norm.share != 0]
+    for norm in updated:
         # C6 has changed the content of padding and seen the rows of tokens move.
         if norm.padding > 0 and norm.path not in leaking:
             severity: Severity = "warning" if norm.padding > _VARIANCE and not facts.is_stock(norm.path) else "note"
             words = f"{percent(norm.padding)} of the rows that enter are padding, and in training all of them count"
             cases.append(Case(norm.path, severity, words, norm.padding))
     measured = [f"padding at {counted(len(cases), 'batch norm')}"] if cases else []
-    repeated = max((norm.repeated for norm in facts.batch_norms if not math.isnan(norm.repeated)), default=0.0)
+    repeated = max((norm.repeated for norm in updated if not math.isnan(norm.repeated)), default=0.0)
     if repeated > 0:
         words = f"{percent(repeated)} of the samples are equal to an earlier one of their batch"
         cases.append(Case("", "warning" if repeated >= _HALF else "note", words, repeated, name="the batches"))

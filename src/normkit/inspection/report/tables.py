@@ -124,6 +124,9 @@ def norm_table(inspection: Inspection) -> Table:
     for site in inspection.sites:
         low, _, high = site.input.rms_quantiles
         numbers = [[site.input.rms_median], [low, high], [site.input.mean_energy], [1 - site.attenuation.median]]
+        if site.input.rows == site.input.zero_rows:
+            # A row of zeros has no direction, and nothing that eps could shorten.
+            numbers = [[0.0], [0.0], [], []]
         gain = [site.gain.quantiles[1], site.gain.quantiles[5]] if site.gain else []
         rows.append([site.path, site.class_name, names[site.spec], site.role, *numbers, gain])
     table = Table.of("Norms", _NORMS, rows, "This model has no normalization layer that a spec describes.")
