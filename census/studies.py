@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from normkit import files
-from normkit.study.catalogue import NAMES, load
+from normkit.study.catalogue import NAMES, load, settings_of
 from normkit.study.report import headline
 from normkit.study.result import BOUNDS
+from normkit.study.running import not_run
 from normkit.text import significant, spread
 
 FOLDER = Path(__file__).parents[1] / "docs" / "explanation" / "studies"
@@ -32,14 +33,14 @@ INDEX = """\
 These pages tell you which published statements about normalization hold when someone measures them again. Each study
 trains small models and compares a paper's statement with its own numbers.
 
-**Result**: {headline}
+**Result** of the {studies} that ten seeds have decided: {headline}. The others have three seeds.
 
     normkit study --all                              # everything below: {seconds} seconds of one core in all
     python census/studies.py --from normkit-out/study    # writes these pages
 
 ## How to read the numbers
 
-- A measured value is the mean over {seeds} seeds. All variants of one seed start from the same weights and see the
+- A measured value is the mean over the seeds. All variants of one seed start from the same weights and see the
   same batches, so that differences are paired. The brackets hold the 95 % interval of Student's t. Where a run
   diverged, the value is the median, and its interval that of the order statistics.
 - **Conditions were fixed first.** Each page names the file of its conditions, its sha256 and the commit of the file.
@@ -62,8 +63,8 @@ Measured with torch {torch} on {cpu}.
 
 ## All claims
 
-| study | claim | verdict | [ledger](../claims.md) |
-|---|---|---|---|
+| study | claim | verdict | seeds | [ledger](../claims.md) |
+|---|---|---|---|---|
 """
 
 STUDY = """\
@@ -94,14 +95,37 @@ def main() -> None:
 
 
 def write(folder: Path) -> None:
-    """Write all pages from a folder of results."""
-    studies = [json.loads((folder / name / "results.json").read_text(encoding="utf-8")) for name in NAMES]
+    """Write the pages of all studies that a folder holds results of, and the index of all.
+
+    The page of another study stays as it is; a study without a page gets one that says "not run".
+    """
+    studies = [_results(folder, name) for name in NAMES if (folder / name / "results.json").exists()]
+    studies += [
+        _not_run(name) for name in NAMES if not (FOLDER / f"{name}.md").exists() and not (folder / name).exists()
+    ]
     for study in studies:
         committed = hashlib.sha256((CONDITIONS / f"{study['study']}.json").read_bytes()).hexdigest()
         if committed != study["conditions_sha256"]:
             raise SystemExit(f"{study['study']}: the conditions of the results are not those of its file; run it again")
-    for name, text in pages(studies, sum(_seconds(folder / name) for name in NAMES)).items():
+    for name, text in pages(studies, sum(_seconds(folder / study["study"]) for study in studies)).items():
         files.write_text(FOLDER / f"{name}.md", text)
+
+
+def _results(folder: Path, name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / name / "results.json").read_text(encoding="utf-8"))
+    return document
+
+
+def _not_run(name: str) -> dict[str, Any]:
+    study = load(name)
+    return not_run(study, settings_of(study), "not run yet").to_json()
+
+
+def _kept(name: str) -> list[tuple[str, str]]:
+    """The claims and verdicts of a page that stays as it is."""
+    page = FOLDER / f"{name}.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    return re.findall(r"^## (.*)\n\n\*\*(.*?)\*\*\.", text, flags=re.MULTILINE)
 
 
 def commit_of(name: str) -> str:
@@ -118,25 +142,31 @@ def pages(studies: list[dict[str, Any]], seconds: float) -> dict[str, str]:
         studies: The documents of all studies.
         seconds: How long they took on one core.
     """
-    where = studies[0]["where"]
+    where = next((study["where"] for study in studies if study["where"]), {"torch": "none", "cpu": "none"})
     claims = [claim for study in studies for claim in study["claims"]]
     conditions = [
         each for claim in claims for each in (claim["control"], *claim["conditions"]) if each and each["judged"]
     ]
+    measured = {study["study"]: study for study in studies}
+    rows = []
+    for name in NAMES:
+        if name in measured:
+            found = [(claim["says"], _verdict(claim), ", ".join(claim["ledger"])) for claim in measured[name]["claims"]]
+            seeds = str(len(measured[name]["measurements"]))
+        else:
+            ledger = {claim.says: ", ".join(claim.ledger) for claim in load(name).claims}
+            found = [(says, verdict, ledger.get(says, "")) for says, verdict in _kept(name)]
+            seeds = "3, by the range of the seeds"
+        link = f"[{name}]({name}.md)"
+        rows += [f"| {link} | {_cell(says)} | {verdict} | {seeds} | {numbers} |\n" for says, verdict, numbers in found]
     introduction = INDEX.format(
-        headline=_headline(claims),
+        headline=headline(claim["verdict"] for claim in claims),
+        studies=f"{len(studies)} studies",
         seconds=f"{seconds:,.0f}",
-        seeds=" or ".join(str(seeds) for seeds in sorted({study["settings"]["seeds"] for study in studies})),
         own=sum(condition["bound"] == "ours" for condition in conditions),
         conditions=len(conditions),
         torch=where["torch"],
         cpu=where["cpu"],
-    )
-    rows = (
-        f"| [{study['study']}]({study['study']}.md) | {_cell(claim['says'])} | {_verdict(claim)} "
-        f"| {', '.join(claim['ledger'])} |\n"
-        for study in studies
-        for claim in study["claims"]
     )
     return {"index": introduction + "".join(rows)} | {study["study"]: _study(study) for study in studies}
 
@@ -147,7 +177,8 @@ def _headline(claims: list[dict[str, Any]]) -> str:
 
 def _seconds(folder: Path) -> float:
     """Of all finished arms together."""
-    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    log = folder / "log.jsonl"
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return sum(json.loads(line).get("seconds", 0.0) for line in lines)
 
 
@@ -163,7 +194,7 @@ def _study(study: dict[str, Any]) -> str:
             sha256=study["conditions_sha256"][:16],
             commit=commit_of(study["study"]),
             tests=study["tests"],
-            seeds=study["settings"]["seeds"],
+            seeds=len(study["measurements"]),
         )
     ]
     for claim in study["claims"]:

@@ -48,7 +48,7 @@ STUDY = {
 
 def test_the_index_has_a_row_for_each_claim_and_counts_bounds_of_our_own() -> None:
     index = studies.pages([STUDY], 12.0)["index"]
-    assert "| [depth](depth.md) | Norms help | reproduced only if the model is deep | C70 |" in index
+    assert "| [depth](depth.md) | Norms help | reproduced only if the model is deep | 1 | C70 |" in index
     assert "1 of 1 bounds are ours" in index
     assert "12 seconds of one core" in index
 

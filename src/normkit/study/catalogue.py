@@ -45,6 +45,13 @@ CATALOGUE = {
     "affine": Entry("gain and bias on and off", 90, "affine"),
     "batch-vs-layer": Entry("BatchNorm against LayerNorm over batch sizes and models", 230, "batch_against_layer"),
     "noise": Entry("injected covariate shift after BatchNorm", 100, "noise"),
+    "late-blocks": Entry("what late blocks do, with LayerNorm Scaling and Mix-LN", 40, "late_blocks"),
+    "placement": Entry("Peri-LN and HybridNorm beside Pre-LN and Post-LN", 40, "placement"),
+    "removal": Entry("LayerNorm taken out at the end of training", 40, "removal"),
+    "data-size": Entry("Dynamic Tanh in place of LayerNorm, on little text and much", 40, "data_size"),
+    "gradient-rise": Entry("weight decay and gradients that rise as the rate falls", 40, "gradient_rise"),
+    "massive": Entry("massive activations and attention sinks of a trained model", 5, "massive"),
+    "entropy": Entry("attention entropy and sigma-reparametrization", 40, "entropy"),
 }
 
 NAMES = tuple(CATALOGUE)

@@ -204,5 +204,5 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """Matrices with their weight decay; gains, biases and embeddings without."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     decayed = [p for p in model.parameters() if p.dim() > 1 and id(p) not in embeddings]
-    others = [p for p in model.parameters() if p.dim() == 1 or id(p) in embeddings]
+    others = [p for p in model.parameters() if p.dim() < 2 or id(p) in embeddings]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
