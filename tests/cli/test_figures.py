@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from click.testing import Result
 from helpers import refused
 from normkit.cli import figures
 from normkit.geometry.figures import jacobian_spectra, two_epsilons
-from normkit.plots import gallery
+from normkit.plots import film, gallery
 
 Run = Callable[..., Result]
 
@@ -101,6 +102,7 @@ def test_the_page_of_both_schemes_is_that_of_the_light_one_with_links_to_the_dar
         (("--format", "gif"), "'gif' is not one of 'svg', 'png', 'pdf'"),
         (("--scheme", "sepia"), "'sepia' is not one of 'light', 'dark', 'both'"),
         (("extra",), "unexpected extra argument"),
+        (("--film", "--format", "svg"), "--film writes MP4 and GIF, and --format is of figures; leave one out"),
     ],
 )
 def test_wrong_options(run: Run, arguments: tuple[str, ...], message: str) -> None:
@@ -108,6 +110,28 @@ def test_wrong_options(run: Run, arguments: tuple[str, ...], message: str) -> No
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
     assert not Path("normkit-out/figures").exists()
+
+
+@pytest.mark.parametrize("has_ffmpeg", [True, False])
+def test_the_film_is_three_files_a_scheme_and_without_ffmpeg_two_with_a_note(
+    run: Run, monkeypatch: pytest.MonkeyPatch, has_ffmpeg: bool
+) -> None:
+    def drawn(scheme: str, _told: object, *, has_mp4: bool) -> tuple[bytes, bytes | None]:
+        return f"GIF {scheme}".encode(), b"MP4" if has_mp4 else None
+
+    monkeypatch.setattr(film, "film", drawn)
+    monkeypatch.setattr(film, "poster", lambda _scheme: b"PNG")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if has_ffmpeg else None)
+    if not has_ffmpeg:
+        monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    done = run("figures", "--film", "--scheme", "both", "--json")
+    endings = ("png", "gif", "mp4") if has_ffmpeg else ("png", "gif")
+    names = [f"film{dark}.{ending}" for dark in ("", "-dark") for ending in endings]
+    assert json.loads(done.stdout) == {"schema_version": 1, "folder": "normkit-out/figures", "film": names}
+    assert ("film.gif only: MP4 needs ffmpeg" in done.stderr) is not has_ffmpeg
+    assert sorted(written("normkit-out/figures")) == sorted(names)
+    assert written("normkit-out/figures")["film-dark.gif"] == b"GIF dark"
+    assert run("figures", "--film").stdout.splitlines() == [f"normkit-out/figures/film.{ending}" for ending in endings]
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_drawn(

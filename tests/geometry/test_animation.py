@@ -15,7 +15,7 @@ from normkit.geometry import animation
 from normkit.geometry.animation import SIZE, Film, course_of, write_animation
 from normkit.geometry.space_figures import upright
 from normkit.show import theme
-from normkit.show.animation import Moment, timeline
+from normkit.show.animation import Moment, picture_of, timeline
 from normkit.show.scene import Camera
 
 GAIN, BIAS = torch.tensor([1.3, 0.6, 1.0]).double(), torch.tensor([0.3, 0.1, 0.9]).double()
@@ -120,7 +120,7 @@ def at_rest(stage):
 
 def picture(film, moment):
     film.draw(moment)
-    return film.picture()
+    return picture_of(film.figure)
 
 
 def words(film):
@@ -224,7 +224,7 @@ def test_a_gain_through_zero_and_rows_of_no_direction_are_drawn_on_dark_paper():
         film = Film(course_of(rows, None, SPEC.replace(eps=0.0), torch.tensor([-1.0, 0.0, 2.0]).double(), BIAS))
         for moment in timeline(5, 11):
             film.draw(moment)
-        assert corner(film.picture()) == theme.DARK["paper"]
+        assert corner(picture_of(film.figure)) == theme.DARK["paper"]
     assert len(dots(film)) == 3
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
 from normkit.errors import InputError
@@ -72,7 +71,7 @@ def test_what_ffmpeg_says_is_passed_on(monkeypatch, tmp_path):
     program.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda _: str(program))
     with pytest.raises(InputError, match=r"could not write MP4: no such codec; name the file \.gif"):
-        animation.mp4(Figure(figsize=(6.4, 5.8), dpi=100), range(40), 20)
+        animation.mp4(pictures(40, (640, 580)), 20)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from normkit.cli.options import json_option, out_option, quiet_option
-from normkit.cli.terminal import print_json, progress, results, shows_progress
+from normkit.cli.terminal import given_parameters, note, print_json, progress, results, shows_progress
+from normkit.errors import InputError
 
 if TYPE_CHECKING:
     from normkit.cli.terminal import Progress
@@ -35,13 +36,18 @@ if TYPE_CHECKING:
     show_default=True,
     help="Colours for a white page, a dark page, or one file for each.",
 )
+@click.option("--film", "is_film", is_flag=True, help="Instead, one film of a minute with captions: MP4 and GIF.")
 @json_option
 @quiet_option
-def make_figures(out: Path, kind: Format, scheme: str, as_json: bool, quiet: bool) -> None:
+@click.pass_context
+def make_figures(
+    ctx: click.Context, out: Path, kind: Format, scheme: str, is_film: bool, as_json: bool, quiet: bool
+) -> None:
     """Draw what a norm does to vectors: its three steps in space, invariances, epsilons, and the gains of real models.
 
     Each figure is a file in DIR/figures, with its title and caption; DIR/figures/index.html shows them all. The same
-    version of normkit writes the same bytes.
+    version of normkit writes the same bytes. --film writes DIR/figures/film.mp4, which
+    needs ffmpeg, film.gif, and film.png with a frame of each chapter.
     """
     from normkit import files
     from normkit.cli.reports import output_folder
@@ -53,11 +59,43 @@ def make_figures(out: Path, kind: Format, scheme: str, as_json: bool, quiet: boo
         schemes: tuple[Scheme, ...] = (
             ("light", "dark") if scheme == "both" else ("light" if scheme == "light" else "dark",)
         )
+    if is_film:
+        if "kind" in [each.name for each in given_parameters(ctx)]:
+            raise click.UsageError("--film writes MP4 and GIF, and --format is of figures; leave one out.", ctx)
+        _make_film(out, schemes, as_json=as_json, quiet=quiet)
+        return
     with progress(shown=shows_progress(quiet=quiet or as_json)) as told:
         figures = list(_written(out, kind, schemes, told))
     drawings, names = zip(*figures, strict=True)
     index = files.write_text(out / "index.html", page("The geometry of normalization", drawings, names))
     _print(out, index, figures, as_json=as_json)
+
+
+def _make_film(out: Path, schemes: tuple[Scheme, ...], *, as_json: bool, quiet: bool) -> None:
+    """Write the film in each scheme; as a GIF alone, with a note, where there is no ffmpeg."""
+    from normkit import files
+    from normkit.plots.film import film, poster
+    from normkit.show import animation
+
+    names = []
+    try:
+        animation.ffmpeg()
+    except InputError:
+        has_mp4 = False
+        note('film.gif only: MP4 needs ffmpeg; pip install "normkit[video]" and run this again')
+    else:
+        has_mp4 = True
+    for scheme in schemes:
+        with progress(shown=shows_progress(quiet=quiet or as_json)) as told:
+            clips = (poster(scheme), *film(scheme, told, has_mp4=has_mp4))
+        for ending, content in zip(("png", "gif", "mp4"), clips, strict=True):
+            if content is not None:
+                name = f"film{'-dark' if scheme == 'dark' else ''}.{ending}"
+                names.append(files.write_bytes(out / name, content).name)
+    if as_json:
+        print_json({"schema_version": 1, "folder": str(out), "film": names})
+    else:
+        results().print(*(str(out / name) for name in names), sep="\n", soft_wrap=True)
 
 
 def _written(

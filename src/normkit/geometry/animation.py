@@ -26,7 +26,7 @@ from normkit.spec import NormSpec
 from normkit.text import significant
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from matplotlib.figure import Figure
 
 Progress = Callable[[str, int, int], None]
 
@@ -36,9 +36,9 @@ SIZE = (640, 580)
 _SECONDS = 2.0
 _LONGEST = 600.0
 _RATES: Mapping[Clip, float] = {"gif": 12.5, "mp4": 20.0}
-_DOTS = 100
 # The part of the figure that the scene takes, between the texts.
-_LEFT, _LOW, _WIDE, _HIGH = 0.02, 0.09, 0.96, 0.69
+Area = tuple[float, float, float, float]
+_AREA: Area = (0.02, 0.09, 0.96, 0.69)
 _AZIMUTH, _SWAY, _ELEVATION = -62.0, 16.0, 23.0
 _MOST_TRAILS = 200
 _FEATURES = array(upright())
@@ -108,11 +108,12 @@ def write_animation(
                 film.draw(moment)
                 yield
 
+        pictures = (animation.picture_of(film.figure) for _ in drawn())
         if kind == "gif":
             paper, ink, *colours = (theme.colour(name) for name in ("paper", "ink", *GROUPS))
-            content = animation.gif((film.picture() for _ in drawn()), paper, ink, colours, hundredths)
+            content = animation.gif(pictures, paper, ink, colours, hundredths)
         else:
-            content = animation.mp4(film.figure, drawn(), rate)
+            content = animation.mp4(pictures, rate)
     return files.write_bytes(target, content)
 
 
@@ -246,14 +247,19 @@ class Film:
     Make and use it under `theme.style`.
     """
 
-    def __init__(self, course: Course) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+    def __init__(self, course: Course, figure: Figure | None = None, area: Area = _AREA) -> None:
+        """Add axes to a figure for the scene; to a new one unless given.
 
-        self.figure = Figure(figsize=(SIZE[0] / _DOTS, SIZE[1] / _DOTS), dpi=_DOTS)
-        self._canvas: Any = FigureCanvasAgg(self.figure)
+        Args:
+            course: What is shown.
+            figure: With an Agg canvas.
+            area: Left, low, width and height of the scene, as shares of the figure.
+        """
+        self.figure = animation.new_figure(SIZE) if figure is None else figure
+        self._ax = self.figure.add_axes(area)
+        self._ax.set_axis_off()
+        self._box = np.array(self.figure.get_size_inches() * self.figure.dpi) * area[2:]
         self._course = course
-        self._ax = self.figure.add_axes((_LEFT, _LOW, _WIDE, _HIGH))
         self._top = np.array([0.0, 0.0, 1.3 * course.radius])
         self._circle = ellipse(np.zeros(3), course.radius * np.eye(3)[:, :2]) @ _FEATURES.T
         # Corners of a square of points with mean 0 that holds the sphere and the centred and scaled points, rotated so
@@ -264,22 +270,10 @@ class Film:
         self._square = np.stack([np.cos(corners), np.sin(corners), 0.0 * corners], axis=1) * (math.sqrt(2.0) * reach)
         self._windows = [self._window(stage) for stage in course.stages]
 
-    def picture(self) -> Image:
-        """The frame that was drawn last."""
-        from PIL import Image
-
-        self._canvas.draw()
-        return Image.fromarray(np.array(self._canvas.buffer_rgba())[..., :3])
-
     def draw(self, moment: Moment) -> None:
         """Draw the frame of a moment."""
-        # Faster than clearing the axes, which would rebuild ticks and spines.
-        for parts in (self._ax.lines, self._ax.patches, self._ax.collections, self._ax.texts):
-            for part in list(parts):
-                part.remove()
-        for part in [*self.figure.texts, *self.figure.artists]:
-            part.remove()
-        self._draw_scene(moment)
+        animation.clear(self.figure)
+        self.draw_scene(moment)
         self._write(moment)
         self._draw_progress(moment)
 
@@ -291,8 +285,7 @@ class Film:
             shown.append(_affine(self._square @ _FEATURES.T, stage.gain, stage.middle))
         places = [Camera(_AZIMUTH + turn, _ELEVATION).paper(np.concatenate(shown)) for turn in (-_SWAY, 0.0, _SWAY)]
         low, high = np.min(places, axis=(0, 1)), np.max(places, axis=(0, 1))
-        box = np.array([SIZE[0] * _WIDE, SIZE[1] * _HIGH])
-        half = 0.53 * box * ((high - low) / box).max()
+        half = 0.53 * self._box * ((high - low) / self._box).max()
         middle = (low + high) / 2
         return np.stack([middle - half, middle + half], axis=1).ravel()
 
@@ -301,7 +294,8 @@ class Film:
         sizes = self._course.radius * np.maximum(np.abs(gain), 1e-3)
         return Ball(centre=middle, semi_axes=sizes, directions=_FEATURES.T)
 
-    def _draw_scene(self, moment: Moment) -> None:
+    def draw_scene(self, moment: Moment) -> None:
+        """Draw the cloud and its surface, without text, into axes that are empty."""
         course = self._course
         before, after = course.stages[moment.before], course.stages[moment.after]
         way, rest = moment.way, moment.rest

@@ -99,7 +99,7 @@ def three_steps(
     circle, _ = _ellipse_of(image_of(spec, 3).surface, basis)
     oval, sides = _ellipse_of(image_of(spec, 3, weight, bias).surface, basis)
     middle = array(bias.double() @ basis)
-    level = _level(1.12 * max(float(np.abs(centred[:, :2]).max()), float(np.abs(circle).max())))
+    level = flat_sheet(1.12 * max(float(np.abs(centred[:, :2]).max()), float(np.abs(circle).max())))
     tilted = _sheet(middle, sides)
     with theme.style():
         scenes = [Scene(ax, _STEPS_CAMERA) for ax in panels(2, 2, 5.6, given=axes)]
@@ -192,7 +192,7 @@ def hyperplane_steps(
     tilted = nearest_basis(surface.axes()[1], basis)
     centred, scaled = array(values["centred"] @ basis), array(values["scaled"] @ basis)
     final = array((values["gain and bias"] - surface.centre) @ tilted)
-    sphere, oval = _ball(image_of(spec, 4).surface, basis), _ball(surface, tilted)
+    sphere, oval = ball_of(image_of(spec, 4).surface, basis), ball_of(surface, tilted)
     with theme.style():
         scenes = [Scene(ax, _SPHERE_CAMERA) for ax in panels(1, 3, 2.6, given=axes)]
         scenes[0].heading("Centred", "four features with mean 0:\nthree dimensions are left")
@@ -245,8 +245,8 @@ def rms_sphere(
     basis = upright()
     values = {step.name: array(step.value.double() @ basis) for step in decompose(x, spec, weight).steps}
     raw, scaled, final = (values[name] for name in ("raw", "scaled", "gain and bias"))
-    sphere = _ball(image_of(spec, 3).surface, basis)
-    oval = _ball(image_of(spec, 3, weight).surface, basis)
+    sphere = ball_of(image_of(spec, 3).surface, basis)
+    oval = ball_of(image_of(spec, 3, weight).surface, basis)
     sizes, directions = image_of(spec.replace(**CENTRINGS[True, True].conventions()), 3).surface.axes()
     circle = ellipse(np.zeros(3), array(basis.mT @ (directions * sizes)))
     with theme.style():
@@ -304,7 +304,7 @@ def centred_clusters(x: Tensor, groups: Sequence[int] | None = None, axes: Seque
         ("", "the mean of the cloud\nis the origin"),
         ("", "flat now, yet the cloud\nstays off the origin"),
     )
-    level = _level(1.1 * max(float(np.abs(cloud[:, :2]).max()) for cloud in clouds))
+    level = flat_sheet(1.1 * max(float(np.abs(cloud[:, :2]).max()) for cloud in clouds))
     top = 1.05 * float(np.abs(clouds[0][:, 2]).max()) * _UP
     with theme.style():
         given = panels(3, 3, 6.2, given=axes)
@@ -340,7 +340,7 @@ def centred_clusters(x: Tensor, groups: Sequence[int] | None = None, axes: Seque
     )
 
 
-def _level(reach: float) -> Points:
+def flat_sheet(reach: float) -> Points:
     """Corners of the sheet of points with mean 0 about the origin, all-ones being upwards."""
     return _sheet(np.zeros(3), np.eye(3)[:, :2] * reach)
 
@@ -358,7 +358,7 @@ def _ellipse_of(surface: Ellipsoid, basis: Tensor) -> tuple[Points, Points]:
     return curve, array(basis.mT @ nearest_basis(directions, helmert(3))) * 1.12 * float(sizes.max())
 
 
-def _ball(surface: Ellipsoid, basis: Tensor) -> Ball:
+def ball_of(surface: Ellipsoid, basis: Tensor) -> Ball:
     """The surface about its own centre, in a basis of the subspace that contains it."""
     sizes, directions = surface.axes()
     is_round = float(sizes.max() - sizes.min()) < 1e-9 * float(sizes.max())

@@ -28,7 +28,13 @@ from normkit.show.drawing import Drawing, labelled
 from normkit.show.theme import DARK, LIGHT
 
 _COUNT = 11
-_GROUPS = tuple(group for group in range(3) for _ in range(_COUNT))
+GROUPS_OF_CLOUD = tuple(group for group in range(3) for _ in range(_COUNT))
+# Seed, centres and spread of three groups each: about a plane, about the origin, off a plane.
+_CLOUDS = {
+    "steps": (5, ((1.43, -0.25, 0.95), (-0.61, 1.31, 0.35), (-0.83, -1.19, -0.65)), (0.5, 0.5, 0.33)),
+    "sphere": (2, ((1.65, 0.55, 0.3), (0.1, -1.3, -0.75), (-1.1, 0.45, 1.3)), (0.35, 0.35, 0.35)),
+    "clusters": (7, ((1.7, -0.5, 2.7), (0.2, 1.8, 1.1), (2.5, 1.5, 1.9)), (0.3, 0.3, 0.45)),
+}
 _KINDS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 _TEMPLATE = """<!doctype html>
 <html lang="en">
@@ -106,38 +112,40 @@ def gallery(twins: Mapping[str, Twin]) -> tuple[Callable[[], Drawing], ...]:
     middle = sites[len(sites) // 2]
     name = f"{middle.path} of the small LayerNorm model"
     layer_norm, rms_norm = specs.TORCH_LAYER_NORM.replace(eps=0.0), specs.LLAMA.replace(eps=0.0)
-    sphere_cloud = _cloud(2, ((1.65, 0.55, 0.3), (0.1, -1.3, -0.75), (-1.1, 0.45, 1.3)), (0.35, 0.35, 0.35))
     return (
         partial(
             three_steps,
-            _cloud(5, ((1.43, -0.25, 0.95), (-0.61, 1.31, 0.35), (-0.83, -1.19, -0.65)), (0.5, 0.5, 0.33))
-            @ upright().T,
+            cloud("steps") @ upright().T,
             layer_norm,
-            _vector(1.3, 0.6, 1.0),
-            _vector(0.3, 0.1, 0.9),
-            _GROUPS,
+            vector(1.3, 0.6, 1.0),
+            vector(0.3, 0.1, 0.9),
+            GROUPS_OF_CLOUD,
         ),
         partial(
             hyperplane_steps,
-            sphere_cloud @ helmert(4).T,
+            cloud("sphere") @ helmert(4).T,
             layer_norm,
-            _vector(0.9, 1.5, 0.6, 1.0),
-            _vector(0.5, 0.0, 0.0, 0.2),
-            _GROUPS,
+            vector(0.9, 1.5, 0.6, 1.0),
+            vector(0.5, 0.0, 0.0, 0.2),
+            GROUPS_OF_CLOUD,
         ),
         partial(
-            rms_sphere, (sphere_cloud + _vector(0, 0, 0.35)) @ upright().T, rms_norm, _vector(0.65, 1.35, 1), _GROUPS
+            rms_sphere,
+            (cloud("sphere") + vector(0, 0, 0.35)) @ upright().T,
+            rms_norm,
+            vector(0.65, 1.35, 1),
+            GROUPS_OF_CLOUD,
         ),
         partial(
             centred_clusters,
-            _cloud(7, ((1.7, -0.5, 2.7), (0.2, 1.8, 1.1), (2.5, 1.5, 1.9)), (0.3, 0.3, 0.45)) @ upright().T,
-            _GROUPS,
+            cloud("clusters") @ upright().T,
+            GROUPS_OF_CLOUD,
         ),
         normalized_together,
         partial(invariance_marks, invariances()),
         two_epsilons,
-        partial(quotient_paths, _vector(2.2, -1.6, 0.3), _vector(2.0, 2.1, -1.6), 0.5),
-        partial(jacobian_spectra, _vector(2.1, 0.9, -0.6, 1.4, -1.1, 0.3, 1.7, 0.1), 0.5),
+        partial(quotient_paths, vector(2.2, -1.6, 0.3), vector(2.0, 2.1, -1.6), 0.5),
+        partial(jacobian_spectra, vector(2.1, 0.9, -0.6, 1.4, -1.1, 0.3, 1.7, 0.1), 0.5),
         partial(
             interlacing,
             twins["layernorm"].gains[middle.path],
@@ -152,15 +160,17 @@ def gallery(twins: Mapping[str, Twin]) -> tuple[Callable[[], Drawing], ...]:
     )
 
 
-def _vector(*entries: float) -> Tensor:
+def vector(*entries: float) -> Tensor:
+    """Numbers in float64."""
     return torch.tensor(entries, dtype=torch.float64)
 
 
-def _cloud(seed: int, centres: tuple[tuple[float, ...], ...], spread: tuple[float, ...]) -> Tensor:
-    """Three groups of points around their centres: (36, 3)."""
+def cloud(name: str) -> Tensor:
+    """Three groups of points around their centres: (33, 3)."""
+    seed, centres, spread = _CLOUDS[name]
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(3, _COUNT, 3, generator=generator, dtype=torch.float64)
-    return (_vector(*sum(centres, ())).reshape(3, 1, 3) + _vector(*spread) * drawn).reshape(-1, 3)
+    return (vector(*sum(centres, ())).reshape(3, 1, 3) + vector(*spread) * drawn).reshape(-1, 3)
 
 
 def _of_twin(draw: Callable[[Inspection], Drawing], name: str, twin: Twin) -> Drawing:

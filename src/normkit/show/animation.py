@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import shutil
 import subprocess
 import tempfile
@@ -10,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from normkit.errors import InputError
 
@@ -149,32 +153,66 @@ def gif(pictures: Iterable[Image], paper: str, ink: str, colours: Sequence[str],
     return buffer.getvalue()
 
 
-def mp4(figure: Figure, frames: Iterable[object], frames_per_second: float) -> bytes:
-    """An MP4 that every browser plays (H.264, 4:2:0), with its index at the front.
+def mp4(pictures: Iterable[Image], frames_per_second: float) -> bytes:
+    """An MP4 that every browser plays (H.264, 4:2:0), with its index at the front; equal bytes for equal pictures.
 
     Args:
-        figure: Of an even number of dots across and down.
-        frames: An iterator that draws one frame into the figure at each step.
+        pictures: In their order, all of one size, an even number of dots across and down.
         frames_per_second: How many are shown in a second.
 
     Raises:
         InputError: If there is no ffmpeg, or it refuses.
     """
-    from matplotlib import rc_context
-    from matplotlib.animation import FFMpegWriter
-
     program = ffmpeg()
-    with tempfile.TemporaryDirectory() as folder, rc_context({"animation.ffmpeg_path": program}):
-        # ffmpeg can move the index to the front of a file, but not of a pipe.
+    frames = iter(pictures)
+    first = next(frames)
+    size = f"{first.width}x{first.height}"
+    given = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{frames_per_second:g}", "-i", "-")
+    # ffmpeg can move the index to the front of a file, but not of a pipe.
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "said").open("w+b") as said:
         target = Path(folder) / "clip.mp4"
-        # Matplotlib's annotations know whole numbers only.
-        rate: Any = frames_per_second
-        writer = FFMpegWriter(fps=rate, codec="libx264", extra_args=list(_ENCODING))
-        try:
-            with writer.saving(figure, str(target), figure.dpi):
-                for _ in frames:
-                    writer.grab_frame()
-        except subprocess.CalledProcessError as error:
-            said = error.stderr.strip().splitlines() or [f"it ended with {error.returncode}"]
-            raise InputError(f"ffmpeg ({program}) could not write MP4: {said[-1]}; name the file .gif") from None
+        command = [program, "-loglevel", "error", *given, "-c:v", "libx264", *_ENCODING, str(target)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said) as process:
+            try:
+                if process.stdin is not None:
+                    # It may have ended before it has read everything, and then has said why.
+                    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+                        for picture in itertools.chain([first], frames):
+                            pipe.write(picture.tobytes())
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines() or [f"it ended with {process.returncode}"]
+            raise InputError(f"ffmpeg ({program}) could not write MP4: {lines[-1]}; name the file .gif")
         return target.read_bytes()
+
+
+def new_figure(size: tuple[int, int], dots: int = 100) -> Figure:
+    """A figure of so many dots across and down, and so many an inch, with an Agg canvas."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(size[0] / dots, size[1] / dots), dpi=dots)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def picture_of(figure: Figure) -> Image:
+    """A figure with an Agg canvas as it is now."""
+    from PIL import Image
+
+    canvas: Any = figure.canvas
+    canvas.draw()
+    return Image.fromarray(np.array(canvas.buffer_rgba())[..., :3])
+
+
+def clear(figure: Figure) -> None:
+    """Remove all that was drawn; faster than clearing the axes, which would rebuild ticks and spines."""
+    for ax in figure.axes:
+        for parts in (ax.lines, ax.patches, ax.collections, ax.texts):
+            for part in list(parts):
+                part.remove()
+    for part in [*figure.texts, *figure.artists]:
+        part.remove()
