@@ -268,3 +268,42 @@ def test_the_module_keeps_its_statistics():
     assert int(module.num_batches_tracked) == 0
     assert bool((module.running_mean == 0).all())
     assert module.training
+
+
+class Narrow(nn.LayerNorm):
+    """It rounds to 16 bits at one place, whatever dtype it is given."""
+
+    def __init__(self, place, dtype=torch.bfloat16):
+        super().__init__(64)
+        self.place, self.dtype = place, dtype
+
+    def at(self, place, x):
+        return x.to(self.dtype).to(x.dtype) if place == self.place else x
+
+    def forward(self, x):
+        x = self.at("input", x)
+        mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
+        rows = (x - self.at("statistics", mean)) * torch.rsqrt(self.at("statistics", variance) + 1e-5)
+        return self.weight * self.at("rows", rows) + self.bias
+
+
+@pytest.mark.parametrize(
+    ("place", "dtype"),
+    [
+        ("input", torch.bfloat16),
+        ("statistics", torch.bfloat16),
+        ("rows", torch.bfloat16),
+        ("rows", torch.float16),
+        ("", torch.bfloat16),
+    ],
+)
+def test_a_norm_that_rounds_to_16_bits_whatever_it_is_given(place, dtype):
+    passport = identify(Narrow(place, dtype), 64)
+    if not place:
+        assert passport.spec is not None
+        return
+    reading = passport.readings["rounding"]
+    assert reading.value == str(dtype).removeprefix("torch.")
+    assert reading.evidence[0].startswith(f"it rounds its {place} to {reading.value} whatever dtype it is given")
+    assert "its formula in" in reading.evidence[0]
+    assert "(x - mean(x)) / sqrt(var(x) + 1e-05)" in reading.evidence[0]

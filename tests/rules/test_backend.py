@@ -111,6 +111,20 @@ def test_a_norm_of_no_known_formula(models, inspected, finding):
     assert "no spec has" in found.evidence[0]
 
 
+@pytest.mark.slow
+def test_a_norm_that_rounds_to_16_bits_in_a_float32_model(models, inspected, finding):
+    class Narrow(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x.bfloat16().float())
+
+    model = models.tiny("GPT2")
+    model.transformer.ln_f = Narrow(64)
+    found = finding(inspected(model), "E5")
+    assert (found.severity, found.sites) == ("error", ("transformer.ln_f",))
+    assert found.measured == "outputs rounded to 16 bits in a wider model at 1 norm"
+    assert "it rounds its input to bfloat16" in found.evidence[0]
+
+
 class Scaled(nn.LayerNorm):
     """A LayerNorm whose output is multiplied, bias and all."""
 

@@ -57,6 +57,26 @@ def test_a_residual_taken_after_the_norm(models, inspected, finding, status):
     assert found.measured == "2 blocks of 3 add the branch to the normalized stream"
 
 
+@pytest.mark.parametrize("is_of_first", [True, False])
+def test_a_norm_of_the_embedding_in_the_first_block(is_of_first):
+    class Block(nn.Module):
+        def __init__(self, is_entered):
+            super().__init__()
+            self.enter = nn.LayerNorm(32) if is_entered else nn.Identity()
+            self.norm = nn.Identity() if is_entered else nn.LayerNorm(32)
+            self.branch = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+
+        def forward(self, x):
+            x = self.enter(x)
+            return x + 2 * self.branch(self.norm(x))
+
+    torch.manual_seed(0)
+    # A norm that all blocks have in front of the sum is one on the wrong side.
+    model = nn.Sequential(nn.Sequential(*(Block(index == 0 or not is_of_first) for index in range(3))), nn.LayerNorm(32))
+    found = finding_of(nk.inspect(model, 3 * torch.randn(2, 9, 32)), "D1")
+    assert (None if found is None else found.sites) == (None if is_of_first else ("0.0", "0.1", "0.2"))
+
+
 def test_a_list_of_branches_that_are_added_outside(models, inspected, status):
     class Branches(type(models.plain())):
         def forward(self, input_ids):

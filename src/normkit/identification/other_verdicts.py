@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from normkit import reference
+from normkit.conventions.eps import eps_in
 from normkit.conventions.gain import NO_GAIN
 from normkit.errors import IdentificationError, NormkitError, ShapeError
 from normkit.identification import conditioning, coupling, direction, formula, gating, maps
@@ -20,6 +21,7 @@ from normkit.identification.maps import drawn
 from normkit.identification.passport import Passport, Reading, without_spec
 from normkit.identification.specimen import Specimen, UnrecognisedError, one_of
 from normkit.spec import NormSpec
+from normkit.text import dtype_name, percent
 
 _BATCH_ROW = 32
 """Elements that share statistics, at least: with two, the length of a row tells little."""
@@ -31,6 +33,9 @@ _ROWS = 16
 _SCALE = 4.0
 """Rows of this length are far from eps, and a row that is divided by v^2 is not lost beside a bias."""
 _ROUNDS = 20
+_NARROW = (torch.bfloat16, torch.float16)
+_SAME = 1e-5
+"""Rounding to float32 leaves less; a number is one of bfloat16 by chance within it once in 400 times."""
 _FITS = 1e-3
 """Another direction than that of a norm leaves 0.03 or more; rounding beside a bias leaves 1e-5."""
 _STRAIGHT = 0.02
@@ -82,7 +87,7 @@ def verdict_without_spec(
             evidence, reading = _batch_conventions(specimen, shape, shared, "always", recover)
             return without_spec("batch", line, *evidence, batch=reading)
         case "norm":
-            return _faulty_norm(specimen, shape, generator, seen)
+            return _faulty_norm(specimen, shape, generator, seen, recover)
     return without_spec(seen.verdict, seen.reason, **degree_reading(specimen, shape, generator))
 
 
@@ -159,7 +164,11 @@ def _batch_conventions(
 
 
 def _faulty_norm(
-    specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, seen: UnrecognisedError
+    specimen: Specimen,
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    seen: UnrecognisedError,
+    recover: Recover,
 ) -> Passport:
     """The verdict on a map that does not grow with its input: it saturates, or is a norm that no spec describes."""
     with drawn(specimen, generator):
@@ -174,9 +183,53 @@ def _faulty_norm(
         rows = None
     if rows is not None and rows.choices[0].are_last:
         readings |= direction.centring_readings(specimen, shape, generator)
-        partial = _partial_statistics(specimen, shape, generator)
-        readings = {**(partial or _rescaled_eps(specimen, shape, generator)), **readings}
+        narrow = _narrow_rounding(specimen, shape, generator, recover)
+        partial = {} if narrow else _partial_statistics(specimen, shape, generator)
+        readings = {**(narrow or partial or _rescaled_eps(specimen, shape, generator)), **readings}
     return without_spec("norm", seen.reason, **readings)
+
+
+def _narrow_rounding(
+    specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, recover: Recover
+) -> dict[str, Reading]:
+    """Reading "rounding" of a norm that rounds to 16 bits on its way whatever it is given: the 16-bit dtype.
+
+    Called in that dtype it has a formula. In float32 its outputs are off this by about a rounding of each element, or
+    by a factor of each row, where 1/s, s or s^2 - eps is a number of that dtype.
+    """
+    if specimen.dtype != torch.float32:
+        return {}
+    x = torch.randn(_ROWS, *shape[1:], generator=generator)
+    plain = specimen.in_dtype(torch.float32)
+    for parameter in plain.parameters.values():
+        parameter.fill_(1.0)
+    y = plain(x.to(specimen.device)).cpu().double()
+    for dtype in _NARROW:
+        again = plain(x.to(dtype).float().to(specimen.device)).cpu()
+        # With parameters of that dtype it may refuse to run.
+        wide = Specimen(lambda x: plain(x.float()), dtype=dtype, device=specimen.device)
+        passport = recover(specimen.in_dtype(dtype), shape) or recover(wide, shape)
+        if passport is None or (spec := passport.spec) is None:
+            continue
+        normalized = reference.forward(x.double(), spec.replace(cast="late", output_dtype="input"))
+        gain = 1.0 + spec.gain.offset if spec.has_weight else 1.0
+        odd = y - 1.0 if spec.has_bias else y
+        off = (odd - gain * normalized).square().mean().sqrt() / odd.square().mean().sqrt()
+        # A mean that is rounded moves a row as a whole.
+        rows, odd = normalized - normalized.mean(-1, keepdim=True), odd - odd.mean(-1, keepdim=True)
+        factor = (odd * rows).sum(-1, keepdim=True) / rows.square().sum(-1, keepdim=True)
+        left = (odd - factor * rows).square().mean().sqrt() / odd.square().mean().sqrt()
+        scale = reference.statistics(x.double(), spec, eps := eps_in("float32", spec.eps)).scale * gain / factor
+        numbers = [scale.reciprocal(), scale, scale.square() - eps]
+        is_of_dtype = any(bool(((v - v.to(dtype).double()).abs() < _SAME * v.abs()).all()) for v in numbers)
+        name, what = dtype_name(dtype), "its input" if torch.equal(y, again.double()) else "its rows"
+        if left < _SAME and is_of_dtype:
+            what = "its statistics"
+        elif not torch.finfo(dtype).eps / 8 < off < torch.finfo(dtype).eps:
+            continue
+        line = f"it rounds {what} to {name} whatever dtype it is given: its formula in {name} is {spec}, and in float32 "
+        return {"rounding": Reading(value=name, evidence=(f"{line}it is off that by {percent(float(off))}",))}
+    return {}
 
 
 def _partial_statistics(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Reading]:

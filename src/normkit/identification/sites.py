@@ -31,7 +31,7 @@ from normkit.text import offer
 _NORM_LIKE = {"degree", "scale"}
 """Readings of what would be a norm but for a fault."""
 
-_TELLING = ("degree", "rescaled eps", "partial statistics")
+_TELLING = ("degree", "rescaled eps", "partial statistics", "rounding")
 """Readings that say more than that no spec describes a norm."""
 
 
@@ -103,8 +103,9 @@ def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tu
                 sites.append(found)
             elif found is not None:
                 others.append(found)
-    # A function that a norm calls is a part of that norm.
-    outside = (call for call in trace.functions if not any(is_within(call.parent, site.path) for site in sites))
+    # A function that a norm calls is a part of that norm; what is rounded around it is seen from outside alone.
+    holders = [site.path for site in sites] + [each.path for each in others if "rounding" in each.passport.readings]
+    outside = (call for call in trace.functions if not any(is_within(call.parent, path) for path in holders))
     sites += [site for call in outside if (site := _function_site(call)) is not None]
     first = {site.path: site for site in sorted(sites, key=lambda site: -site.order)}
     ordered = tuple(sorted(first.values(), key=lambda site: site.order))

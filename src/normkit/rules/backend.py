@@ -24,7 +24,7 @@ _NARROW = 4.0
 _WRONG = 1e-1
 _NO_SUM = 1.0
 # Readings that rules of the formula and of the axes report.
-_TOLD = {"degree", "rescaled eps", "coupled axes"}
+_TOLD = {"degree", "rescaled eps", "coupled axes", "rounding"}
 
 
 @Rule(
@@ -97,6 +97,11 @@ def off_its_formula(facts: Facts) -> Outcome:
         for other in facts.others
         if (spec := facts.intended_at(other.path)) is not None and _is_of_no_formula(other, facts)
     ]
+    rounded = [
+        Case(other.path, "error", f"{other.reason}; {facts.source_at(other.path)} says {spec}", 1.0)
+        for other in facts.others
+        if "rounding" in other.passport.readings and (spec := facts.intended_at(other.path)) is not None
+    ]
     computed, scaled = [], []
     for site in facts.sites:
         spec = facts.intended(site)
@@ -122,12 +127,13 @@ def off_its_formula(facts: Facts) -> Outcome:
     groups = (
         (off, "off their own formula"),
         (unknown, "of no known formula"),
+        (rounded, "rounded to 16 bits in a wider model"),
         (computed, "with a gain or a bias that is computed otherwise than meant"),
         (scaled, "multiplied by a number that is not meant"),
         (hooked, "of another input than is given"),
     )
     words = next((words for group, words in groups if group), "")
-    cases = [*off, *unknown, *computed, *scaled, *hooked]
+    cases = [*off, *unknown, *rounded, *computed, *scaled, *hooked]
     return hit(cases, f"outputs {words} at {counted(len(cases), 'norm')}")
 
 

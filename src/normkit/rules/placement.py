@@ -48,6 +48,14 @@ def residual_after_norm(facts: Facts) -> Outcome:
         # A stock class was trained with its own wiring; any wiring can be declared.
         declared = None if facts.baseline is None else facts.baseline.placements.get(block.path)
         is_meant = declared == block.placement or facts.is_stock(block.path)
+        # The norm of an embedding may stand in the first block: none of the others has it.
+        elsewhere = {place_of(site.path) for site in facts.sites if not site.path.startswith(f"{block.path}.")}
+        is_meant |= len(chain) > 1 and any(
+            site.path.startswith(f"{block.path}.")
+            and same_rows(block.stream_in, site.input)
+            and place_of(site.path) not in elsewhere
+            for site in facts.sites
+        )
         if block.placement == "residual-after-norm" and is_chain and not is_meant:
             words = (
                 f"with its input scaled up, the output keeps its length (slope {block.output_slope:.2f}, 1 if the "
