@@ -70,6 +70,44 @@ def test_a_like_module_is_checked_and_not_examined(monkeypatch):
     assert len(seen) == 2
 
 
+def test_a_batch_norm_like_one_that_is_known_is_examined_only_where_it_differs(monkeypatch):
+    seen, examine = [], finder.examine
+    monkeypatch.setattr(finder, "examine", lambda *given, **named: (seen.append(given[0]), examine(*given, **named))[1])
+
+    def layer(eps=1e-5):
+        made = nn.BatchNorm1d(24, eps=eps).eval()
+        nn.init.uniform_(made.running_var, 0.5, 2.0)
+        nn.init.uniform_(made.weight)
+        return made
+
+    first, other, patched, broken, last = layer(), layer(1e-3), layer(), layer(), layer()
+    patched.forward = lambda x: F.layer_norm(x, (24,))
+    broken.running_var[3] = -1.0
+    one = Finder()
+    found = [one.examined(module, "", (2, 24)).passport for module in (first, other, patched, broken, last)]
+    assert seen == [first, other, patched, broken]
+    assert [passport.verdict for passport in found] == ["batch", "batch", "norm", "not a norm", "batch"]
+    assert [each.readings["batch"].value["eps"] for each in (found[0], found[1], found[4])] == [1e-5, 1e-3, 1e-5]
+    alone = examine(last, (2, 24)).passport
+    assert found[4].to_json() == alone.to_json()
+
+
+def test_a_map_like_one_that_is_known_may_be_a_norm_with_other_numbers():
+    class Mixed(nn.Module):
+        """A norm, or the identity: its buffer decides."""
+
+        def __init__(self, share):
+            super().__init__()
+            self.register_buffer("share", torch.tensor(share))
+
+        def forward(self, x):
+            return self.share * F.layer_norm(x, (24,)) + (1 - self.share) * x
+
+    one = Finder()
+    found = [one.examined(Mixed(share), "", (2, 24)).passport for share in (0.0, 0.5, 1.0)]
+    assert [passport.spec is not None for passport in found] == [False, False, True]
+
+
 def test_each_layout_that_a_module_takes_is_examined_once():
     class ByDimensions(nn.Module):
         """Over the channels of an image, over the features of a sequence."""

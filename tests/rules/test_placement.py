@@ -72,7 +72,9 @@ def test_a_norm_of_the_embedding_in_the_first_block(is_of_first):
 
     torch.manual_seed(0)
     # A norm that all blocks have in front of the sum is one on the wrong side.
-    model = nn.Sequential(nn.Sequential(*(Block(index == 0 or not is_of_first) for index in range(3))), nn.LayerNorm(32))
+    model = nn.Sequential(
+        nn.Sequential(*(Block(index == 0 or not is_of_first) for index in range(3))), nn.LayerNorm(32)
+    )
     found = finding_of(nk.inspect(model, 3 * torch.randn(2, 9, 32)), "D1")
     assert (None if found is None else found.sites) == (None if is_of_first else ("0.0", "0.1", "0.2"))
 

@@ -22,6 +22,7 @@ from normkit.identification import (
     conditioning,
     coupling,
     gating,
+    maps,
     other_verdicts,
     side_effects,
     structure,
@@ -174,6 +175,40 @@ def agrees(norm: nn.Module, known: Examination) -> bool:
         except (UnrecognisedError, NormkitError, RuntimeError):
             return False
     return error <= specimen.precision.agrees and rate >= known.rate - _RATE_NOISE
+
+
+def grows(norm: nn.Module, known: Examination) -> bool:
+    """Whether a module's output is finite and grows as its input does: then it normalizes nothing by its input."""
+    shape, generator = known.passport.shape, torch.Generator().manual_seed(_SEED)
+    with undisturbed():
+        try:
+            specimen = Specimen(norm, dtype=getattr(torch, known.passport.dtype))
+            precision = specimen.precision
+            x = precision.far * torch.randn(shape, generator=generator).to(specimen.device)
+            near, far = (
+                float(specimen(scale * x).double().square().mean().sqrt()) for scale in (1.0, precision.growth)
+            )
+        except (UnrecognisedError, NormkitError, RuntimeError):
+            return False
+    return math.isfinite(far) and far > precision.growth / 2 * near > 0
+
+
+def as_like(norm: nn.Module, known: Examination) -> Examination | None:
+    """The result for a module that runs the code of one that is known to grow; None where this one may not.
+
+    The known one is no norm, or a batch norm, whose slopes in evaluation mode are then looked up anew.
+    """
+    if not grows(norm, known):
+        return None
+    if known.passport.verdict != "batch":
+        return known
+    with undisturbed():
+        in_eval = maps.affine_map(Specimen(norm, dtype=getattr(torch, known.passport.dtype)), known.passport.shape)
+    kind = known.passport.readings["kind"]
+    # The third line tells the slopes: `running_batch_norm` writes them.
+    lines = (*kind.evidence[:2], *in_eval.readings["kind"].evidence, *kind.evidence[3:])
+    readings = {**known.passport.readings, "kind": replace(kind, evidence=lines)}
+    return replace(known, passport=replace(known.passport, weight=in_eval.weight, bias=in_eval.bias, readings=readings))
 
 
 def disagreement(

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from normkit.errors import NormkitError, ShapeError
-from normkit.identification.behaviour import Examination, agrees, examine
+from normkit.identification.behaviour import Examination, agrees, as_like, examine, grows
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.identification.state import undisturbed
 from normkit.identification.tracing import ModuleCall
@@ -51,10 +51,15 @@ class Finder:
                 tells the features.
             dtype: In which it is examined.
         """
-        # Activation functions: a model has one in each block, and what holds no numbers and is alike computes alike.
-        without_numbers = (_contents(module), shape, dtype)
-        if without_numbers[0] is not None and without_numbers in self._no_norms:
-            return self._no_norms[without_numbers]
+        # A model has an activation, a map of channels and a batch norm in each block.
+        alike, has_numbers = (
+            (likeness(module), shape, dtype),
+            any(True for _ in (*module.parameters(), *module.buffers())),
+        )
+        if (twin := self._no_norms.get(alike)) is not None:
+            again = as_like(module, twin) if has_numbers else twin
+            if again is not None:
+                return again
         sizes = tuple((name, value.shape, value.dtype) for name, value in module.named_parameters())
         known = self._known[type(module), shape[1:], sizes]
         for first, like in known:
@@ -72,8 +77,8 @@ class Finder:
             return None
         if found.passport.spec is not None:
             known.append((path, found))
-        elif without_numbers[0] is not None:
-            self._no_norms[without_numbers] = found
+        elif not has_numbers or grows(module, found):
+            self._no_norms[alike] = found
         return found
 
     def uncalled(self, module: nn.Module, path: str) -> list[Examination | None]:
@@ -118,33 +123,32 @@ def may_be_norm(module: nn.Module) -> bool:
 
 
 def likeness(module: nn.Module) -> object:
-    """A key that like modules share: classes, plain attributes and sizes, of the modules inside too."""
+    """A key of modules that run one code with other numbers: classes, attributes, sizes and hooks, inside too."""
+
+    def is_own(name: str) -> bool:
+        return name not in _OF_ANY_MODULE and name != "training"
+
     return tuple(
         (
             type(part),
-            tuple(
-                sorted(
-                    (name, repr(value)) for name, value in vars(part).items() if name != "training" and _is_plain(value)
-                )
-            ),
-            tuple((name, value.shape) for name, value in part.named_parameters(recurse=False)),
-            tuple((name, value.shape) for name, value in part.named_buffers(recurse=False)),
+            tuple(sorted((name, _key(value)) for name, value in vars(part).items() if is_own(name))),
+            tuple((name, value.shape, value.dtype) for name, value in part.named_parameters(recurse=False)),
+            tuple((name, value.shape, value.dtype) for name, value in part.named_buffers(recurse=False)),
+            tuple(part._modules),
+            tuple(id(hook) for name in _HOOKS for hook in vars(part)[name].values()),
         )
         for part in module.modules()
     )
 
 
-def _is_plain(value: object) -> bool:
-    return isinstance(value, (bool, int, float, str, tuple, type(None)))
+_OF_ANY_MODULE = frozenset(vars(nn.Module()))
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
-def _contents(module: nn.Module) -> object:
-    """Everything in a module without parameters, buffers, parts and hooks; None where it has one of these."""
-    own = vars(nn.Module())
-    if any(vars(module)[name] for name in own if name.startswith("_") and isinstance(own[name], dict)):
-        return None
-    others = {name: value for name, value in vars(module).items() if name not in own}
-    return (type(module), *((name, repr(value) if _is_plain(value) else id(value)) for name, value in others.items()))
+def _key(value: object) -> str:
+    """Numbers and words by their values, any other object, such as a forward of its own, by its identity."""
+    is_plain = isinstance(value, (bool, int, float, str, tuple, list, type(None), torch.dtype, torch.Size))
+    return repr(value) if is_plain else str(id(value))
 
 
 def forward_arguments(module: nn.Module) -> list[inspect.Parameter]:

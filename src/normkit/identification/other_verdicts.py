@@ -227,7 +227,9 @@ def _narrow_rounding(
             what = "its statistics"
         elif not torch.finfo(dtype).eps / 8 < off < torch.finfo(dtype).eps:
             continue
-        line = f"it rounds {what} to {name} whatever dtype it is given: its formula in {name} is {spec}, and in float32 "
+        line = (
+            f"it rounds {what} to {name} whatever dtype it is given: its formula in {name} is {spec}, and in float32 "
+        )
         return {"rounding": Reading(value=name, evidence=(f"{line}it is off that by {percent(float(off))}",))}
     return {}
 
