@@ -19,7 +19,7 @@ double read(const void* from, Type type, int64_t i) {
     switch (type) {
         case Type::float32: return static_cast<const float*>(from)[i];
         case Type::bfloat16: return same_bits<float>(uint32_t{static_cast<const uint16_t*>(from)[i]} << 16);
-        case Type::float16: return same_bits<_Float16>(static_cast<const uint16_t*>(from)[i]);
+        case Type::float16: return same_bits<Half>(static_cast<const uint16_t*>(from)[i]);
         case Type::float64: return static_cast<const double*>(from)[i];
     }
     return 0;
@@ -36,7 +36,7 @@ void write(void* to, Type type, int64_t i, double value) {
     switch (type) {
         case Type::float32: static_cast<float*>(to)[i] = value; return;
         case Type::bfloat16: static_cast<uint16_t*>(to)[i] = bfloat16_bits(value); return;
-        case Type::float16: static_cast<uint16_t*>(to)[i] = same_bits<uint16_t>(static_cast<_Float16>(value)); return;
+        case Type::float16: static_cast<uint16_t*>(to)[i] = same_bits<uint16_t>(static_cast<Half>(value)); return;
         case Type::float64: static_cast<double*>(to)[i] = value; return;
     }
 }

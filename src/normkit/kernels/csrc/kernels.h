@@ -13,6 +13,13 @@
 
 namespace normkit {
 
+// The compiler's float16, whose conversions round once. On ARM64 g++ has _Float16 from version 13 on only.
+#if defined(__aarch64__)
+using Half = __fp16;
+#else
+using Half = _Float16;
+#endif
+
 enum class Type : int32_t { float32, bfloat16, float16, float64 };
 
 enum class EpsPlacement : int64_t { inside, outside, clamp };

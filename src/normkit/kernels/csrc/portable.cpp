@@ -1,4 +1,5 @@
-// Kernels for any CPU: 16-byte registers, which x86-64 and ARM64 always have.
+// Kernels for any CPU: 16-byte registers, which x86-64 and ARM64 always have. ARM64 fuses and converts float16 in them
+// (NEON); on x86-64 both are calls, kept apart so that this file stays small.
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
@@ -7,11 +8,8 @@
 
 #include "instructions.h"
 
-// x86-64 alone has neither fused multiplication nor float16: calls, kept apart so that this file stays small.
-#if defined(__x86_64__)
-#define NORMKIT_CALL [[gnu::noinline]]
-#else
-#define NORMKIT_CALL [[gnu::always_inline]]
+#if defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace normkit {
@@ -38,32 +36,50 @@ struct Instructions {
         __builtin_memcpy(to, &halves, sizeof halves);
     }
 
-    NORMKIT_CALL static Register fused(Register a, Register b, Register c) {
+#if defined(__aarch64__)
+    static Register fused(Register a, Register b, Register c) {
+        return Register(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b)));
+    }
+    static DoubleRegister fused(DoubleRegister a, DoubleRegister b, DoubleRegister c) {
+        return DoubleRegister(vfmaq_f64(float64x2_t(c), float64x2_t(a), float64x2_t(b)));
+    }
+    static DoubleRegister widen(HalfRegister from) { return DoubleRegister(vcvt_f64_f32(float32x2_t(from))); }
+    static HalfRegister narrow(DoubleRegister from) { return HalfRegister(vcvt_f32_f64(float64x2_t(from))); }
+    static void load(const uint16_t* from, Register& to) {
+        to = Register(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))));
+    }
+    static void store(uint16_t* to, Register from) {
+        vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(float32x4_t(from))));
+    }
+    static Register rounded_float16(Register value) {
+        return Register(vcvt_f32_f16(vcvt_f16_f32(float32x4_t(value))));
+    }
+#else
+    [[gnu::noinline]] static Register fused(Register a, Register b, Register c) {
         for (int i = 0; i < 4; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
         return c;
     }
-    NORMKIT_CALL static DoubleRegister fused(DoubleRegister a, DoubleRegister b, DoubleRegister c) {
+    [[gnu::noinline]] static DoubleRegister fused(DoubleRegister a, DoubleRegister b, DoubleRegister c) {
         for (int i = 0; i < 2; ++i) c[i] = __builtin_fma(a[i], b[i], c[i]);
         return c;
     }
-
     static DoubleRegister widen(HalfRegister from) { return __builtin_convertvector(from, DoubleRegister); }
     static HalfRegister narrow(DoubleRegister from) { return __builtin_convertvector(from, HalfRegister); }
-
-    NORMKIT_CALL static void load(const uint16_t* from, Register& to) {
-        _Float16 halves[4];
+    [[gnu::noinline]] static void load(const uint16_t* from, Register& to) {
+        Half halves[4];
         __builtin_memcpy(halves, from, sizeof halves);
         for (int i = 0; i < 4; ++i) to[i] = halves[i];
     }
-    NORMKIT_CALL static void store(uint16_t* to, Register from) {
-        _Float16 halves[4];
-        for (int i = 0; i < 4; ++i) halves[i] = static_cast<_Float16>(from[i]);
+    [[gnu::noinline]] static void store(uint16_t* to, Register from) {
+        Half halves[4];
+        for (int i = 0; i < 4; ++i) halves[i] = static_cast<Half>(from[i]);
         __builtin_memcpy(to, halves, sizeof halves);
     }
-    NORMKIT_CALL static Register rounded_float16(Register value) {
-        for (int i = 0; i < 4; ++i) value[i] = static_cast<_Float16>(value[i]);
+    [[gnu::noinline]] static Register rounded_float16(Register value) {
+        for (int i = 0; i < 4; ++i) value[i] = static_cast<Half>(value[i]);
         return value;
     }
+#endif
 };
 
 }  // namespace
