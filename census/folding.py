@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from folding_cases import difference, results
 from normkit.checkpoint.limits import LIMITS
-from normkit.checkpoint.logits import true_logits
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import ALL, FoldPlan, Refusal
@@ -52,8 +52,9 @@ two sizes alike. All operations of `--ops all` are asked for at once, with the h
 - **values**: attentions whose value bias moved behind them.
 - **scale**, **rotate**: whether the residual stream can be halved, and rotated, each asked for alone; of those that can
   not, the reasons stand below.
-- **error**: the largest difference of a logit in float64, with nothing on the way rounded to less; the logits reach 0.3
-  to 10. Given as the next power of ten above it, from 1e-13 on: what is below depends on the order of sums.
+- **error**: the largest difference of a logit or an embedding in float64, with nothing on the way rounded to less;
+  logits reach 0.3 to 10. Given as the next power of ten above it, from 1e-13 on: what is below depends on the order
+  of sums.
 
 | model | gains | biases | centred | RMS | values | scale | rotate | error |
 |---|---|---|---|---|---|---|---|---|
@@ -92,10 +93,10 @@ def main() -> None:
 def examined(name: str) -> tuple[str, str]:
     """The row of one model, and what is left of it."""
     model, inputs = tiny(name, tied=False if False in RECIPES[name].ties else None)
-    before = true_logits(model, **inputs)
+    before = results(model, inputs)
     streams = {"scale": streamed(model, "scale", halvings=3), "rotate": streamed(without_zero_gains(name), "rotate")}
     plan = fold(model, operations=ALL, untie=True).plan
-    error = float((true_logits(model, **inputs) - before).abs().max())
+    error = difference(before, results(model, inputs))
     cells = (
         *counts(plan),
         values(plan),

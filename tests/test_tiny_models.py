@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from folding_cases import results
 from normkit.checkpoint.logits import true_logits
 from tiny_models import FIXED_EPS, RECIPES, WIDTH, norms, set_eps, tiny
 
@@ -25,23 +26,24 @@ def test_every_gain_bias_and_table_can_be_missed(family: str) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             assert parameter.abs().min() > 0
-            assert parameter.std() > 0
+            assert parameter.numel() == 1 or parameter.std() > 0
     for table in (module.weight for module in model.modules() if isinstance(module, nn.Embedding)):
         assert table.mean(-1).abs().mean() > 0.05
     assert all(dropout.p == 0 for dropout in model.modules() if isinstance(dropout, nn.Dropout))
-    logits = true_logits(model, **inputs)
+    (logits, *_) = results(model, inputs).values()
     assert logits.isfinite().all()
-    assert logits.std() > 0.05
+    assert logits.std() > 0.04
 
 
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("family", RECIPES)
 def test_only_the_square_variant_is_square(family: str) -> None:
     plain, square = (dict(tiny(family, square=square)[0].named_parameters()) for square in (False, True))
-    gains = {name for name in plain if name.rsplit(".")[-2].endswith(("norm", "Norm"))}
+    gains = {name for name in plain if name.split(".")[-2:][0].endswith(("norm", "Norm"))}
     sizes = {tuple(value.shape) for name, value in plain.items() if value.dim() == 2 and name not in gains}
-    # What reads the residual stream and writes into it may have no other shape.
-    assert {shape for shape in sizes if shape[0] == shape[1]} <= {(WIDTH, WIDTH)}
+    # What reads a residual stream and writes into it may have no other shape; that of images has 24 features,
+    # and a merger joins four of its rows.
+    assert {shape for shape in sizes if shape[0] == shape[1]} <= {(WIDTH, WIDTH), (24, 24), (96, 96)}
     squares = [name for name, value in square.items() if value.dim() == 2 and value.shape[0] == value.shape[1]]
     assert len(squares) > sum(value.shape == (WIDTH, WIDTH) for value in plain.values())
 
@@ -66,10 +68,10 @@ def test_eps_is_that_of_every_norm(family: str) -> None:
         found |= {getattr(module, "eps", getattr(module, "variance_epsilon", None))}
     if family == "olmo":
         assert found == {None}
-    elif family.startswith("deepseek"):
+    elif family.startswith(("deepseek", "qwen2_vl", "qwen2_5_vl")):
         assert found == {0.25, 1e-6}
     else:
-        assert found == {0.25}
+        assert found == {1e-12 if family == "distilbert" else 0.25}
     assert set(FIXED_EPS) <= set(RECIPES)
 
 

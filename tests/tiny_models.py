@@ -61,6 +61,7 @@ class Recipe:
         options: Fields of the configuration.
         square: Further ones of the square variant.
         ties: The values that `tied` can take.
+        config: Of its configuration, if that is not called as its classes.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)
     square: dict[str, Any] = field(default_factory=dict)
     ties: tuple[bool, ...] = (False, True)
+    config: str = ""
 
 
 def _causal(name: str, square: dict[str, Any] | None = None, **options: Any) -> Recipe:
@@ -92,6 +94,39 @@ _MODERN = {"local_attention": 4, "cls_token_id": 1, "sep_token_id": 2}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 14}
 _THREE = ["sliding_attention", "full_attention", "sliding_attention"]
 
+_IMAGE = {"hidden_size": 24, "intermediate_size": 36, "image_size": 8, "patch_size": 4}
+
+
+def _tower(name: str, kind: str, *, head: str, **options: Any) -> Recipe:
+    """The text or vision model of CLIP or SigLIP."""
+    sizes = _IMAGE if kind == "Vision" else {"projection_size": 24, "max_position_embeddings": TOKENS}
+    config = f"{name}{kind}Config"
+    return Recipe(name=f"{name}{kind}", head=head, options={**sizes, **options}, config=config, ties=())
+
+
+_CLIP = _tower("CLIP", "Vision", head="ModelWithProjection", projection_dim=20)
+_CLIP_TEXT = _tower("CLIP", "Text", head="ModelWithProjection", projection_dim=20)
+_SIGLIP = _tower("Siglip", "Vision", head="Model")
+_SIGLIP_TEXT = _tower("Siglip", "Text", head="Model")
+_MERGED = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 1}
+_QWEN_VISION = Recipe(name="", config="Qwen2VLVisionConfig", options={"embed_dim": 24, "hidden_size": WIDTH, **_MERGED})
+_QWEN2_5_VISION = Recipe(
+    name="",
+    config="Qwen2_5_VLVisionConfig",
+    options={"hidden_size": 24, "intermediate_size": 36, "out_hidden_size": WIDTH, "window_size": 8, **_MERGED},
+)
+_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+_GEMMA_TOKENS = {"mm_tokens_per_image": 4, "image_token_index": 6}
+_QWEN_TOKENS = {"image_token_id": 6, "video_token_id": 5, "vision_start_token_id": 4, "vision_end_token_id": 3}
+
+
+def _seeing(name: str, text: str, vision: Recipe, **options: Any) -> Recipe:
+    """A model of text and images."""
+    text_config = Recipe(name="", config=f"{text}Config", options=options.pop("inner", {}))
+    inner = {"text_config": text_config, "vision_config": vision}
+    return Recipe(name=name, head="ForConditionalGeneration", options={**inner, **options})
+
+
 RECIPES: dict[str, Recipe] = {
     "gpt2": Recipe(name="GPT2", head="LMHeadModel"),
     "llama": _causal("Llama"),
@@ -113,7 +148,25 @@ RECIPES: dict[str, Recipe] = {
     "mistral": _causal("Mistral", sliding_window=4),
     "qwen2": _causal("Qwen2"),
     "gemma": _causal("Gemma"),
-    "gemma3": _causal("Gemma3", num_hidden_layers=3, layer_types=_THREE, **_GEMMA),
+    "gemma3": Recipe(
+        name="Gemma3",
+        config="Gemma3TextConfig",
+        options={"num_hidden_layers": 3, "layer_types": _THREE, **_GEMMA},
+    ),
+    "gemma3_vision": _seeing(
+        "Gemma3", "Gemma3Text", _SIGLIP, inner=_GEMMA, mm_tokens_per_image=4, image_token_index=96
+    ),
+    "qwen2_vl": _seeing("Qwen2VL", "Qwen2VLText", _QWEN_VISION, inner=_MROPE, **_QWEN_TOKENS),
+    "qwen2_5_vl": _seeing("Qwen2_5_VL", "Qwen2_5_VLText", _QWEN2_5_VISION, inner=_MROPE, **_QWEN_TOKENS),
+    "clip": Recipe(name="CLIP", head="Model", options={"text_config": _CLIP_TEXT, "vision_config": _CLIP}, ties=()),
+    "clip_text": _CLIP_TEXT,
+    "clip_vision": _CLIP,
+    "siglip": Recipe(
+        name="Siglip", head="Model", options={"text_config": _SIGLIP_TEXT, "vision_config": _SIGLIP}, ties=()
+    ),
+    "siglip_text": _SIGLIP_TEXT,
+    "siglip_vision": _SIGLIP,
+    "siglip_vision_no_head": dataclasses.replace(_SIGLIP, options={**_SIGLIP.options, "vision_use_head": False}),
     "phi3": _causal("Phi3", _FUSED),
     "olmo2": _causal("Olmo2"),
     "granite": _causal(
@@ -174,6 +227,9 @@ FIXED_EPS = {
     "whisper": "as opt",
     "deepseek_v3": "q_a_layernorm and kv_a_layernorm have 1e-6 whatever the configuration says, and keep it here",
     "deepseek_v3_full_q": "as deepseek_v3",
+    "distilbert": "its norms have 1e-12 in their code: eps is ignored",
+    "qwen2_vl": "the norms of its vision model have 1e-6",
+    "qwen2_5_vl": "as qwen2_vl",
 }
 """What is out of the ordinary about a family's eps; after loading a saved one, call `set_eps` again."""
 
@@ -231,7 +287,7 @@ def configuration(
     """The configuration of a recipe."""
     import transformers
 
-    kind = getattr(transformers, f"{recipe.name}{'TextConfig' if recipe.name == 'Gemma3' else 'Config'}")
+    kind = getattr(transformers, recipe.config or f"{recipe.name}Config")
     names = {each.name for each in dataclasses.fields(kind)} | set(recipe.options)
     sizes = {**_SIZES, **recipe.options, **({**_SQUARE, **recipe.square} if square else {})}
     values = {name: size for name, size in sizes.items() if name in names}
@@ -239,6 +295,10 @@ def configuration(
     values |= {name: eps for name in _EPS if eps is not None and name in names}
     if tied is not None:
         values["tie_word_embeddings"] = tied
+    for name, inner in recipe.options.items():
+        if isinstance(inner, Recipe):
+            below = {key.partition(".")[2]: options.pop(key) for key in [*options] if key.startswith(f"{name}.")}
+            values[name] = configuration(inner, square=square, eps=eps, **below).to_dict()
     # A configuration writes into the dictionaries that it is given.
     return kind(**copy.deepcopy({**values, **options}))
 
@@ -289,19 +349,41 @@ def _inputs(model: Any, generator: torch.Generator) -> dict[str, Tensor]:
     """Two rows of whatever the model reads; where it takes a mask and looks both ways, the second is padded."""
 
     def ids(tokens: int) -> Tensor:
-        return torch.randint(3, model.config.vocab_size, (ROWS, tokens), generator=generator)
+        return torch.randint(3, text.vocab_size, (ROWS, tokens), generator=generator)
 
     def numbers(*shape: int) -> Tensor:
         return torch.randn(ROWS, *shape, generator=generator, dtype=torch.float64).to(model.dtype)
 
     config = model.config
-    if model.main_input_name == "pixel_values":
-        return {"pixel_values": numbers(config.num_channels, config.image_size, config.image_size)}
+    text = config.get_text_config()
+    image = getattr(config, "vision_config", config)
+    if model.config.model_type.startswith("qwen2") and hasattr(config, "vision_config"):
+        # One image a row, of two by four patches, of which four make a token.
+        marked = torch.tensor([[4, 6, 6, 3]]).expand(ROWS, -1)
+        grid = torch.tensor([[1, 2, 4]]).expand(ROWS, -1)
+        tokens = torch.cat([ids(3).clamp(min=7), marked, ids(TOKENS - 7).clamp(min=7)], dim=1)
+        patches = numbers(8, 3 * image.patch_size**2).flatten(0, 1)
+        return {
+            "input_ids": tokens,
+            "pixel_values": patches,
+            "image_grid_thw": grid,
+            "mm_token_type_ids": (tokens == 6).long(),
+        }
+    pixels = {}
+    if hasattr(image, "image_size"):
+        pixels = {"pixel_values": numbers(image.num_channels, image.image_size, image.image_size)}
+    if (model.main_input_name == "pixel_values" and not hasattr(config, "text_config")) or "ImageClass" in type(
+        model
+    ).__name__:
+        return pixels
+    if config.model_type == "gemma3":
+        marked = torch.full((ROWS, config.mm_tokens_per_image), config.image_token_index)
+        return {"input_ids": torch.cat([ids(TOKENS - 4).clamp(min=7), marked], dim=1), **pixels}
     if model.main_input_name == "input_features":
         # Two frames make one position.
         features = numbers(config.num_mel_bins, 2 * config.max_source_positions)
         return {"input_features": features, "decoder_input_ids": ids(TOKENS)}
-    inputs = {"input_ids": ids(TOKENS)}
+    inputs = {"input_ids": ids(TOKENS), **pixels}
     if config.is_encoder_decoder or not hasattr(model, "generate"):
         inputs["attention_mask"] = torch.ones(ROWS, TOKENS, dtype=torch.long)
         inputs["attention_mask"][1, -1] = 0

@@ -362,15 +362,6 @@ def test_a_tensor_too_few_or_too_many_is_an_error(family):
     assert expand(declared, config, shapes | old) == expand(declared, config, shapes)
 
 
-@pytest.mark.parametrize("name", declared_types())
-def test_what_a_missing_key_means_is_what_transformers_takes(name):
-    config = transformers.CONFIG_MAPPING[name]()
-    for key, value in declared_family(name).config.default.items():
-        # A classifier of tokens has its bias by default without a key for it.
-        is_other_name = isinstance(value, str) and value.startswith("=")
-        assert is_other_name or getattr(config, key, True) in (value, None), key
-
-
 def test_deepseeks_router_is_what_rounds_to_float32_outside_true_float64():
     model, inputs = tiny("deepseek_v3")
     twin, _ = tiny("deepseek_v3")

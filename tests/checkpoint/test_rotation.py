@@ -20,7 +20,17 @@ from planned_models import model_of, plan_of
 from tiny_models import norms, tiny
 
 REFUSED = {
-    "bert": "its output is added to the attention sum.0, where no gain can leave it",
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert", "electra_wide"),
+        "its output is added to the attention sum.0, where no gain can leave it",
+    ),
+    "electra": "it stays a LayerNorm, and the mean that it takes out does not turn with its input",
+    "clip_text": "no gain commutes with a rotation: its output is what CLIPTextModelWithProjection returns",
+    "clip_vision": "its output is added to the residual, where no gain can leave it",
+    "siglip_text": "no gain commutes with a rotation: its output is what SiglipTextModel returns",
+    "siglip_vision": "its output goes to the pooling head, whose fused map reads the probe too",
+    "siglip_vision_no_head": "no gain commutes with a rotation: its output is what SiglipVisionModel returns",
+    "gemma3_vision": "its output is added to the residual, where no gain can leave it",
     "bloom": "its output is added to the residual, where no gain can leave it",
     "gemma2": "its output is added to the residual, where no gain can leave it",
     "gemma3": "its output is added to the residual, where no gain can leave it",

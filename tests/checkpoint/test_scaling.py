@@ -23,7 +23,12 @@ REFUSED = {
     "opt": "stands in the code of its class",
     "opt_post_norm": "stands in the code of its class",
     "whisper": "stands in the code of its class",
-    "bert": "normalizes no sum of linear maps",
+    "distilbert": "stands in the code of its class",
+    "clip_vision": "CLIPVisionModelWithProjection returns the residual",
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "electra", "electra_wide", "siglip_vision"),
+        "normalizes no sum of linear maps",
+    ),
     "modernbert": "normalizes no sum of linear maps",
     "modernbert_bias": "normalizes no sum of linear maps",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -133,12 +134,32 @@ def test_a_missing_key_means_what_transformers_takes(name):
     for key, default in family.config.default.items():
         if isinstance(default, str) and default.startswith("="):
             # Another name, or the value of another key: whatever that one is set to. Falcon's sizes allow few numbers.
-            assert getattr(config(**{default[1:]: 142}), key) == 142, key
-        elif getattr(taken, key, None) is not None:
-            assert getattr(taken, key) == default, key
+            above, _, other = default[1:].rpartition(".")
+            value = True if above else 142.0 if other.endswith("eps") else 142
+            given = config(**{above: {other: value}} if above else {other: value})
+            assert value_at(given, key) == value, key
+        elif value_at(taken, key) is not None:
+            assert value_at(taken, key) == default, key
         else:
             # The configuration leaves it open, so the code of the model decides: as with the default.
             assert _leaves_open(name, key, default), key
+
+
+def every_value(config: Any) -> Iterator[tuple[str, Any]]:
+    """The keys of a configuration and of those in it, with values."""
+    for key, value in vars(config).items():
+        yield from (
+            [(f"{key}.{name}", each) for name, each in vars(value).items()]
+            if "_config" in key and value
+            else [(key, value)]
+        )
+
+
+def value_at(config: Any, key: str) -> Any:
+    """The value of a key of a configuration, or of one below it."""
+    for name in key.split("."):
+        config = getattr(config, name, None)
+    return config
 
 
 def _leaves_open(name: str, key: str, default: Any) -> bool:
@@ -147,7 +168,7 @@ def _leaves_open(name: str, key: str, default: Any) -> bool:
     for recipe in recipes_of(name):
         for class_name in family.classes:
             without = tiny(recipe, class_name=class_name)[0]
-            if getattr(without.config, key, default) != default:
+            if value_at(without.config, key) not in (None, default):
                 continue
             with_default = tiny(recipe, class_name=class_name, **{key: default})[0]
             if without.state_dict().keys() != with_default.state_dict().keys():
@@ -161,7 +182,9 @@ def _leaves_open(name: str, key: str, default: Any) -> bool:
 @pytest.mark.parametrize("name", EVERY)
 def test_every_key_that_a_file_reads_is_one_of_the_configuration(name):
     family = declared_family(name)
-    known = vars(config_class(name)()) | config_class(name).attribute_map
+    config = config_class(name)()
+    known = vars(config) | config_class(name).attribute_map
+    known |= {f"{above}.{key}": 0 for above, inner in vars(config).items() for key in getattr(inner, "__dict__", ())}
     conditions = [family.requires, *(part.when for part in family.parts)]
     entries = [entry for part in family.parts for section in (part.norm, part.linear) for entry in section.values()]
     read = {family.config.width, family.config.heads, *family.config.dropout}
@@ -179,10 +202,10 @@ def test_the_rates_of_dropout_are_all_named(name):
     config = config_class(name)()
     rates = {
         key
-        for key, value in vars(config).items()
+        for key, value in every_value(config)
         if ("drop" in key or key.endswith("_jitter_noise"))
         and isinstance(value, int | float)
-        and key != "classifier_dropout"
+        and not key.endswith("classifier_dropout")
     }
     assert rates <= set(declared_family(name).config.dropout) | {"summary_first_dropout"}
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from folding_cases import config_of, graph_of, plan_of
+from normkit.checkpoint.reader import ModelSource
 from normkit.errors import ModelError
-from normkit.models.family import parse
+from normkit.models.expansion import expand
+from normkit.models.family import declared_family, parse
+from tiny_models import tiny
 
 OLMO = """
 model_type = "toy"
@@ -51,3 +55,97 @@ def test_places_can_be_left_out_and_several_parts_stand_at_one():
 def test_what_the_base_lacks_is_named(old, new, message):
     with pytest.raises(ModelError, match=message):
         parse(OLMO.replace(old, new), "toy.toml")
+
+
+INCLUDE = """
+model_type = "toy"
+source = "nowhere"
+classes = { Toy = [] }
+[[include]]
+family = "siglip_vision_model"
+classes = { Toy = "SiglipVisionModel" }
+config = "eye"
+names = { "vision_model." = "toy." }
+word = "seen"
+taken_by = "a map"
+"""
+
+
+def test_what_is_included_has_its_own_names_sums_and_settings():
+    toy = parse(INCLUDE + '[config]\nwidth = "n"', "toy.toml")
+    layers = next(part for part in toy.parts if "layers" in part.at)
+    assert layers.at == "toy.encoder.layers.{seen_layer}"
+    assert (layers.norm["layer_norm1"].reads, layers.norm["layer_norm1"].eps) == ("seen residual", "eye.layer_norm_eps")
+    assert toy.repeat == {"seen_layer": ("eye.num_hidden_layers",)}
+    assert (toy.config.default["eye.layer_norm_eps"], toy.towers) == (1e-6, ("seen",))
+    assert [part.norm["toy.post_layernorm"].opaque for part in toy.parts if "toy.post_layernorm" in part.norm] == [
+        "a map"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('word = "seen"', 'wrd = "seen"', "toy.toml: an include has the unknown key 'wrd'"),
+        ('config = "eye"', "", "toy.toml: an include lacks the key 'config'"),
+        ('Toy = "Sig', 'Tot = "Sig', "toy.toml: an include maps the class 'Tot', which is not declared"),
+        ("SiglipVisionModel", "SiglipModel", "toy.toml: an include maps the class 'SiglipModel'"),
+        ("siglip_vision_model", "eye", "toy.toml extends or includes eye.toml, which is not there"),
+    ],
+)
+def test_a_wrong_include_is_named(old, new, message):
+    with pytest.raises(ModelError, match=message):
+        parse(INCLUDE.replace(old, new), "toy.toml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        # As the Hub has them, written by transformers 4.
+        (
+            "gemma3_vision",
+            {
+                "model.language_model.": "language_model.model.",
+                "lm_head": "language_model.lm_head",
+                "model.vision_tower.": "vision_tower.vision_model.",
+                "model.multi": "multi",
+            },
+        ),
+        ("qwen2_5_vl", {"model.language_model.": "model.", "model.visual.": "visual."}),
+    ],
+)
+def test_checkpoints_of_transformers_4_have_other_names_and_settings_at_the_top(name, names):
+    model, _ = tiny(name, tied=False)
+    config, graph = config_of(model), graph_of(model)
+    if name == "qwen2_5_vl":
+        config = {
+            **config,
+            **config["text_config"],
+            "model_type": "qwen2_5_vl",
+            "architectures": config["architectures"],
+        }
+        del config["text_config"]
+
+    def older(tensor: str) -> str:
+        start = next((start for start in names if tensor.startswith(start)), "")
+        return names.get(start, "") + tensor.removeprefix(start)
+
+    shapes = {older(tensor): info.shape for tensor, info in ModelSource(model).tensors.items()}
+    found = expand(declared_family(config["model_type"]), config, shapes)
+    assert [norm.name for norm in found.norms] == [older(norm.name) for norm in graph.norms]
+    assert [norm.module for norm in found.norms] == [norm.module for norm in graph.norms]
+    assert found.is_tied is graph.is_tied is False
+    assert {norm.eps_key for norm in found.norms} != {""}
+
+
+@pytest.mark.slow
+def test_only_the_text_model_is_scaled_and_what_writes_to_it():
+    for name, writer in [("qwen2_vl", "merger.mlp.2"), ("gemma3_vision", "mm_input_projection")]:
+        plan = plan_of(tiny(name, tied=False)[0], operations=["scale"], halvings=2)
+        changed = {edit.name for edit in plan.edits if edit.relation != "identical"}
+        assert any("language_model" in each for each in changed)
+        assert {each for each in changed if "vis" in each or "multi" in each} == {
+            each for each in changed if writer in each
+        }
+        assert set(plan.config) == {"text_config.rms_norm_eps"}

@@ -71,7 +71,7 @@ def make_plan(
         raise InputError(f"expected at least one operation of {', '.join(OPERATIONS)}, got none")
     asked = DEFAULT if operations is None else tuple(name for name in OPERATIONS if name in operations)
     if "rotate" in asked:
-        kinds = {norm.kind for norm in graph.norms}
+        kinds = {norm.kind for norm in graph.norms if norm.reads in graph.stream}
         needed = {*asked, "gain", "bias", "final", *(["rms"] if "layer" in kinds else [])}
         asked = tuple(name for name in OPERATIONS if name in needed)
         seed = seed or 0

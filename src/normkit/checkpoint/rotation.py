@@ -30,7 +30,7 @@ def rotate_stream(context: FoldContext, builder: PlanBuilder, becomes_rms: Colle
         seed: Of the signs.
     """
     graph = context.graph
-    spaces = [space for space in graph.spaces if _width(context, space) == graph.width]
+    spaces = [space for space in graph.stream if _width(context, space) == graph.width]
     for place, reason in _obstacles(context, builder, spaces, becomes_rms):
         builder.refuse("rotate", place, reason)
         return 0

@@ -21,8 +21,14 @@ _SMALLEST_EPS = 2.0**-126
 def scaled_spaces(graph: Graph) -> tuple[str, ...]:
     """The sums that norms read whose eps stands in config.json."""
     return tuple(
-        space for space in graph.spaces if graph.norms_of(space) and all(norm.eps_key for norm in graph.norms_of(space))
+        space for space in graph.stream if graph.norms_of(space) and all(norm.eps_key for norm in graph.norms_of(space))
     )
+
+
+def _eps_keys(graph: Graph) -> set[str]:
+    """The keys of config.json that hold the eps of norms that read these sums."""
+    spaces = scaled_spaces(graph)
+    return {norm.eps_key for norm in graph.norms if norm.reads in spaces}
 
 
 def scale_stream(context: FoldContext, builder: PlanBuilder, halvings: int) -> dict[str, Any]:
@@ -42,14 +48,15 @@ def scale_stream(context: FoldContext, builder: PlanBuilder, halvings: int) -> d
         _shift_norm(builder, norm, -halvings)
         for reader in graph.readers(norm.gives):
             builder.shift(reader.weight, halvings)
-    for name in {name for norm in graph.norms for name in norm.of if norm.eps_key}:
+    changed = _eps_keys(graph)
+    for name in {name for norm in graph.norms for name in norm.of if norm.eps_key in changed}:
         linear = _named(graph, name)
         for tensor in (linear.weight, linear.bias):
             if tensor is not None:
                 builder.shift(tensor, -halvings)
     for norm in _before_shared_heads(context):
         _shift_norm(builder, norm, halvings)
-    keys = {norm.eps_key: norm.eps for norm in graph.norms if norm.eps_key and norm.eps is not None}
+    keys = {norm.eps_key: norm.eps for norm in graph.norms if norm.eps_key in changed and norm.eps is not None}
     return {key: eps * 0.25**halvings for key, eps in keys.items()}
 
 
@@ -59,10 +66,10 @@ def _obstacles(context: FoldContext, builder: PlanBuilder, halvings: int) -> Ite
     if not spaces:
         yield graph.architecture, f"the eps of {graph.norms[0].name} stands in the code of its class, not in its config"
     for norm in graph.norms:
-        if norm.eps_key and norm.reads not in spaces and not norm.of:
+        if norm.eps_key in _eps_keys(graph) and norm.reads not in spaces and not norm.of:
             what = f"the {norm.reads}" if norm.reads else "no sum of linear maps"
             yield norm.name, f"it has the eps of the norms that read the {spaces[0]}, and it normalizes {what}"
-        if norm.eps_key and norm.eps is not None and 0 < norm.eps * 0.25**halvings < _SMALLEST_EPS:
+        if norm.eps_key in _eps_keys(graph) and norm.eps is not None and 0 < norm.eps * 0.25**halvings < _SMALLEST_EPS:
             yield (
                 norm.name,
                 f"its eps of {norm.eps:g} times 4^-{halvings} is below what float32 holds; halve less often",

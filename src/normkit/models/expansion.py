@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -61,6 +62,11 @@ class _Expansion:
             self._add_attentions(part, indices)
         self._refuse_undeclared()
         counts = self._settings.counts()
+        if not any(linear.is_head for linear in self._linears.values()):
+            # The paths of a class without a head lack the prefix.
+            self._norms = [
+                dataclasses.replace(norm, module=norm.module.removeprefix(self._family.prefix)) for norm in self._norms
+            ]
         found = graph.Graph(
             family=self._family,
             architecture=self._settings.architecture,
@@ -140,9 +146,6 @@ class _Expansion:
         for key, norm in part.norm.items():
             if self._settings.holds(norm.when):
                 inside = _joined(_filled(part.in_memory, indices) or at, _filled(key, indices))
-                if self._family.classes[self._settings.architecture]:
-                    # A class without a head returns points, and its paths lack the prefix.
-                    inside = inside.removeprefix(self._family.prefix)
                 self._add_norm(self._below(at, _filled(key, indices)), inside, norm, at, indices)
         for key, linear in part.linear.items():
             if self._applies(linear):

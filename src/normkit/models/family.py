@@ -24,7 +24,8 @@
     flat = true                          # in older checkpoints they are at the top of config.json
     names = { "" = "model.vision_tower." }  # beginning of its names -> what stands in its place here
     word = "vision"                      # begins the names of its sums; without it they are this model's own
-    taken_by = "the projector"           # what takes its outputs, if that is not the caller
+    taken_by = "the projector"           # what takes its outputs, if that is not the caller ...
+    returned = false                     # ... or linear maps of this file, as far as the caller's own outputs go
 
     [older_names]                        # beginning of names -> other ones that checkpoints have
     "model.vision_tower." = ["vision_tower."]

@@ -16,6 +16,7 @@ Document = dict[str, Any]
 
 _INDEX = re.compile(r"\.(\d+|\{[^{}]*\})$")
 
+_INCLUDED = ("family", "classes", "config", "names")
 _SECTIONS = ("norm", "linear", "table", "attention")
 # The fields of entries that hold a key of config.json, where they hold a word.
 _KEYS = ("weight", "bias", "eps", "width", "heads", "kv_heads", "softcap", "clip")
@@ -71,7 +72,9 @@ def with_included(values: Document, document: Callable[[str], Document], name: s
         ModelError: If an `[[include]]` lacks a key, has an unknown one, or maps classes that are not there.
     """
     for include in values.pop("include"):
-        unknown = sorted(set(include) - {"family", "classes", "config", "names", "word", "taken_by", "flat"})
+        unknown = sorted(
+            set(include) - {"family", "classes", "config", "names", "word", "taken_by", "flat", "returned"}
+        )
         missing = sorted({"family", "classes", "config", "names"} - set(include))
         if unknown or missing:
             key = (unknown or missing)[0]
@@ -154,12 +157,8 @@ def _include(values: Document, base: Document, include: Mapping[str, Any], name:
         parts.append(part)
     for each, inner in classes.items():
         returned = [full(place) for place in base["classes"][inner]]
-        values["classes"][each] += [] if "taken_by" in include else returned
+        values["classes"][each] += [] if "taken_by" in include or not include.get("returned", True) else returned
     values["part"] = values.get("part", []) + parts
-    defaults = {
-        keyed(key): f"={keyed(value[1:])}" if isinstance(value, str) and value.startswith("=") else value
-        for key, value in config.get("default", {}).items()
-    }
     own = values.setdefault("config", {})
     own["dropout"] = own.get("dropout", []) + [keyed(key) for key in config.get("dropout", [])]
     values["requires"] = settings(base.get("requires", {})) | values.get("requires", {})
@@ -168,8 +167,13 @@ def _include(values: Document, base: Document, include: Mapping[str, Any], name:
         for placeholder, counts in base.get("repeat", {}).items()
     }
     values["buffers"] = values.get("buffers", []) + [full(pattern) for pattern in base.get("buffers", [])]
+    defaults = {}
+    for key, value in config.get("default", {}).items():
+        if key in used:
+            defaults[keyed(key)] = f"={keyed(value[1:])}" if isinstance(value, str) and value[:1] == "=" else value
     if include.get("flat"):
-        defaults = config.get("default", {}) | {keyed(key): f"={key}" for key in used}
+        defaults = {key: config["default"][key] for key in used & {*config["default"]}}
+        defaults |= {f"{under}.{key}": f"={key}" for key in used}
     own["default"] = defaults | own.get("default", {})
     if word:
         values["towers"] = [*values.get("towers", []), word]
