@@ -95,7 +95,9 @@ def test_on_disk_it_is_proved_and_a_bit_or_another_scale_is_named(family, powers
     document["asked"]["options"]["scales"] = document["plan"]["options"]["scales"] = "0" * 64
     write_certificate(pair.result, document)
     assert failed(verify(pair.source, pair.result, scales=scales)).keys() == {"plan"}
-    with pytest.raises(InputError, match=r"was folded with a file of scales \(SHA-256 '000000000000'...\)"):
+    with pytest.raises(
+        InputError, match=r"was folded with a file \(SHA-256 '000000000000'...\); give it with --scales"
+    ):
         verify(pair.source, pair.result)
 
 
@@ -143,9 +145,9 @@ def test_what_cannot_be_migrated_is_one_line(tmp_path: Path):
         ({NORM: ones[1:]}, "expected .* numbers for model.layers.0.input_layernorm in the scales, got"),
         ({"model.layers.0.self_attn.o_proj": ones}, "the scales hold nothing for a norm of LlamaForCausalLM"),
         ({f"{NORM[:-15]}self_attn.{name}_proj": ones * at for at, name in enumerate("qk", 1)}, "has others than"),
-        ({NORM: -ones}, "holds -1; scales are finite and positive"),
-        ({NORM: ones * torch.inf}, "holds inf; scales are finite"),
-        ({NORM: ones.int()}, "expected a vector of floating-point numbers in"),
+        ({NORM: -ones}, "of the scales holds -1; expected are positive numbers"),
+        ({NORM: ones * torch.inf}, "of the scales holds NaN or infinity"),
+        ({NORM: ones.int()}, "expected a vector of F64, F32, F16, BF16 in .* of the scales, got I32"),
         (tmp_path / "none", "nothing is there"),
     ):
         with pytest.raises(InputError, match=words):

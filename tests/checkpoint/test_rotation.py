@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from folded_checkpoints import failed, flipped, folded, tensors, write_certificate
 from folding_cases import BAR, FLAGS, SET_BY_HAND, TIES, difference, graph_of, results
@@ -15,9 +16,10 @@ from normkit.checkpoint import verify
 from normkit.checkpoint.hadamard import rotate_columns
 from normkit.checkpoint.loading import load
 from normkit.checkpoint.memory import fold
+from normkit.checkpoint.model_folder import sha256
 from normkit.errors import InputError
 from planned_models import model_of, plan_of
-from tiny_models import norms, tiny
+from tiny_models import RECIPES, norms, tiny
 
 REFUSED = {
     **dict.fromkeys(
@@ -97,7 +99,14 @@ def test_on_disk_it_is_proved_and_a_bit_or_another_seed_is_named(family, dtype, 
     head = document["tensors"]["lm_head.weight"]
     size = document["plan"]["norms"] and head["rotations"][0]["size"]
     assert head["rotations"] == [
-        {"axis": 1, "size": size, "seed": "7/stream", "construction": f"sylvester {size}", "rows": None}
+        {
+            "axis": 1,
+            "size": size,
+            "seed": "7/stream",
+            "construction": f"sylvester {size}",
+            "rows": None,
+            "matrix": None,
+        }
     ]
     place = tensors(pair.result)["lm_head.weight"]
     with flipped(place.file, place.start):
@@ -121,6 +130,57 @@ def test_a_rotation_is_the_hadamard_matrix_with_its_signs_and_bits_do_not_depend
     assert np.abs(loaded[table].numpy() - before[table] @ turn.T).max() < 1e-14
     gain = before["model.layers.0.input_layernorm.weight"]
     assert np.abs(loaded[query].numpy() - before[query] * gain @ turn.T).max() < 1e-14
+
+
+def drawn(model: Any, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Orthogonal matrices for the stream, and for the values of the first attention."""
+    generator, graph, state = torch.Generator().manual_seed(seed), graph_of(model), model.state_dict()
+    sizes = {"R1": graph.width}
+    for attention in graph.attentions[:1]:
+        size = state[attention.output.weight].shape[attention.output.in_axis] // attention.heads
+        sizes[f"{attention.name}.R2"] = size
+    return {
+        name: torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0].contiguous()
+        for name, size in sizes.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("family", RECIPES)
+def test_any_orthogonal_matrices_leave_what_a_model_computes(family):
+    model, inputs = without_zero_gains(family, tied=False if False in RECIPES[family].ties else None)
+    before = results(model, inputs)
+    plan = fold(model, operations=["rotate"], untie=True, matrix=drawn(model)).plan
+    assert difference(before, results(model, inputs)) <= BAR
+    turned = {edit.name: edit.rotations for edit in plan.edits if edit.rotations}
+    assert turned
+    assert all(rotation.matrix is not None for rotations in turned.values() for rotation in rotations)
+    assert any(refusal.operation == "rotate" for refusal in plan.refusals) == (family in REFUSED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_with_a_file_of_matrices_it_is_proved_and_a_bit_or_another_matrix_is_named(dtype, tmp_path):
+    model = tiny("llama")[0]
+    file, other = tmp_path / "r.safetensors", tmp_path / "other.safetensors"
+    save_file(drawn(model), file)
+    save_file(drawn(model, seed=1), other)
+    pair = folded(tmp_path, "llama", dtype, operations=["rotate"], matrix=file)
+    assert failed(verify(pair.source, pair.result, matrix=file, threads=2)) == {}
+    document, head = pair.certificate, "lm_head.weight"
+    assert document["asked"]["options"] == {"matrix": sha256(file)}
+    with flipped(tensors(pair.result)[head].file, tensors(pair.result)[head].start):
+        assert failed(verify(pair.source, pair.result, matrix=file))["sum"].startswith(f"{head}[0, 0] is ")
+    assert {"plan", "sum"} <= failed(verify(pair.source, pair.result, matrix=other)).keys()
+    with pytest.raises(InputError, match=r"was folded with a file .*; give it with --matrix"):
+        verify(pair.source, pair.result)
+    with pytest.raises(InputError, match="was folded without --scales; leave it out"):
+        verify(pair.source, pair.result, matrix=file, scales=file)
+    # A row x becomes x R: as SpinQuant stores its matrices.
+    table, turn = "model.embed_tokens.weight", drawn(model)["R1"]
+    before, after = (load(folder, dtype="float64").state_dict()[table] for folder in (pair.source, pair.result))
+    assert (after - before @ turn).abs().max() <= (1e-14 if dtype is torch.float64 else 2.0**-8)
 
 
 def test_wrong_seeds_rivals_and_widths_are_one_line():

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from normkit.checkpoint.arithmetic import rounded
+from normkit.checkpoint.given import Given
 from normkit.checkpoint.matrices import Outcome, factors, made
 from normkit.checkpoint.plan import (
     Constant,
     Edit,
     Fate,
     Gain,
-    Given,
     Mantissa,
     NormChange,
     Operation,

@@ -17,15 +17,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
-from torch import Tensor
-
 from normkit.checkpoint.applying import MadeVector, vectors
 from normkit.checkpoint.arithmetic import CHUNK, one_thread_an_operation
 from normkit.checkpoint.build_model import reload_of
 from normkit.checkpoint.certificate import Certificate, Written, certify
+from normkit.checkpoint.given_files import GivenTensors
 from normkit.checkpoint.migration import asked_scales
 from normkit.checkpoint.model_folder import CERTIFICATE, CONFIG, INDEX, copied_files
 from normkit.checkpoint.opening import OpenedFolder, folded_config, open_checkpoint
+from normkit.checkpoint.orthogonal import BLOCK, asked_matrices
 from normkit.checkpoint.plan import FoldPlan, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.reader import TORCH, CheckpointSource
@@ -56,7 +56,8 @@ def fold(
     for_training: bool = False,
     halvings: int = 0,
     seed: int | None = None,
-    scales: Path | str | Mapping[str, Tensor] | None = None,
+    matrix: GivenTensors | None = None,
+    scales: GivenTensors | None = None,
     alpha: float | None = None,
     powers_of_two: bool = False,
     progress: Progress | None = None,
@@ -75,6 +76,7 @@ def fold(
         for_training: The result will be trained further: dropout is then an error.
         halvings: For "scale", how often the residual stream is halved.
         seed: For "rotate", the seed of the random signs; None is 0.
+        matrix: For "rotate", orthogonal matrices in place of a seed, as `normkit.fold` takes them.
         scales: For "migrate", a safetensors file, as `normkit.fold` takes it.
         alpha: For "migrate": the file holds the largest |x| of each channel, and this is SmoothQuant's alpha.
         powers_of_two: For "migrate": round each scale to a power of two.
@@ -97,6 +99,7 @@ def fold(
             for_training=for_training,
             halvings=halvings,
             seed=seed,
+            matrix=asked_matrices(matrix),
             scales=asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two),
         )
         return write_folded(
@@ -204,6 +207,9 @@ def memory_needed(plan: FoldPlan, source: CheckpointSource, threads: int) -> int
     """Bytes that the process occupies at most: what it does now, every vector, and the buffers of each thread."""
     widest = max((tensor.matrix[1] for tensor in source.tensors.values()), default=0)
     each = _ARRAYS * 8 * max(CHUNK, widest) + PIECE
+    # Blocks of a matrix of a file, cut in three, and columns beside them.
+    if any(rotation.matrix is not None for edit in plan.edits for rotation in edit.rotations):
+        each += 4 * 8 * max(CHUNK, BLOCK * widest)
     # The numbers that a rotation along another axis than the last mixes are held in both dtypes.
     each += max(
         (

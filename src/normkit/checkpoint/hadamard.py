@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from normkit.checkpoint.orthogonal import times_transposed
 from normkit.checkpoint.plan import Rotation
 
 Array = npt.NDArray[np.float64]
@@ -90,7 +92,11 @@ def rotate_runs(values: Array, rotation: Rotation) -> None:
     runs = values.reshape(outer, blocks, -1, rotation.size, inner)[:, :, -taken:]
     first = np.moveaxis(runs, 3, 0)
     columns = np.ascontiguousarray(first).reshape(rotation.size, -1)
-    first[...] = rotate_columns(columns, rotation.seed).reshape(first.shape)
+    if rotation.matrix is None:
+        columns = rotate_columns(columns, rotation.seed)
+    else:
+        columns = times_transposed(rotation.matrix.values, torch.from_numpy(columns)).numpy()
+    first[...] = columns.reshape(first.shape)
 
 
 def rotate_columns(columns: Array, seed: str) -> Array:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +20,11 @@ from normkit.checkpoint.arithmetic import all_finite, one_thread_an_operation, p
 from normkit.checkpoint.batch_norms import FoldProof, plan_batch_norms, prove, set_folded
 from normkit.checkpoint.build_model import KEY, replay
 from normkit.checkpoint.folding import Workers
+from normkit.checkpoint.given_files import GivenTensors
 from normkit.checkpoint.matrices import Outcome, factors, made
 from normkit.checkpoint.migration import asked_scales
 from normkit.checkpoint.opening import open_model
+from normkit.checkpoint.orthogonal import asked_matrices
 from normkit.checkpoint.plan import FoldPlan, Gain, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import BATCH_NORMS_ONLY, asks_batch_norms, make_plan
 from normkit.checkpoint.reader import Source, check_finite
@@ -69,7 +70,8 @@ def fold(
     batch: Any = None,
     halvings: int = 0,
     seed: int | None = None,
-    scales: Path | str | Mapping[str, Tensor] | None = None,
+    matrix: GivenTensors | Tensor | None = None,
+    scales: GivenTensors | None = None,
     alpha: float | None = None,
     powers_of_two: bool = False,
 ) -> Folding:
@@ -102,6 +104,9 @@ def fold(
             one is made up for the first convolution or linear map.
         halvings: For "scale", how often the residual stream is halved.
         seed: For "rotate", the seed of the random signs; None is 0.
+        matrix: For "rotate", orthogonal matrices in place of a seed, float32 or float64, in a safetensors file or a
+            dictionary: "R1" for the stream, PATH.R2 for the values of an attention's heads; what it lacks is not
+            rotated. A row x becomes x R. Or R1 alone.
         scales: For "migrate": a vector for each norm, by its path or that of a linear map that reads it, in a
             safetensors file or a dictionary.
         alpha: For "migrate", 0 to 1: the vectors are the largest |x| of each channel (`ActivationStatistics.largest`),
@@ -147,6 +152,7 @@ def fold(
         change_class=False,
         halvings=halvings,
         seed=seed,
+        matrix=asked_matrices(matrix),
         scales=asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two),
     )
     plan.require_change()

@@ -13,21 +13,18 @@ Source:
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from normkit.checkpoint.arithmetic import nearest_powers, partition
-from normkit.checkpoint.model_folder import sha256
-from normkit.checkpoint.plan import FLOATS
-from normkit.checkpoint.reader import CheckpointSource, Source
-from normkit.errors import InputError, ModelError
+from normkit.checkpoint.given_files import GivenTensors, tensors_given
+from normkit.checkpoint.reader import Source
+from normkit.errors import InputError
 from normkit.models.graph import Graph, Linear
 from normkit.text import quoted, shortened
 
@@ -58,7 +55,7 @@ class Scales:
 
 
 def asked_scales(
-    given: Path | str | Mapping[str, Tensor] | None, *, alpha: float | None = None, powers_of_two: bool = False
+    given: GivenTensors | None, *, alpha: float | None = None, powers_of_two: bool = False
 ) -> Scales | None:
     """Scales from a safetensors file, or from tensors by name; None if none are given.
 
@@ -77,36 +74,14 @@ def asked_scales(
         return None
     if alpha is not None and not 0 <= alpha <= 1:
         raise InputError(f"alpha is a number from 0 to 1, got {alpha:g}")
-    digest, where, vectors = hashlib.sha256(), "the scales", {}
-    if isinstance(given, Mapping):
-        vectors = dict(given)
-    else:
-        path, where = Path(given).expanduser(), str(given)
-        if not path.is_file():
-            raise InputError(f"expected a safetensors file of scales, got {given}: nothing is there")
-        try:
-            with CheckpointSource(path.parent, [path]) as source:
-                for name, info in source.tensors.items():
-                    if len(info.shape) != 1 or info.dtype not in FLOATS:
-                        raise _no_vector(where, name, f"{info.dtype} of shape {info.shape}")
-                vectors = {name: source.rows(name, 0, 1)[0] for name in source.tensors}
-        except ModelError as error:
-            raise InputError(f"expected a safetensors file of scales: {error}") from None
-    found: dict[str, Tensor] = {}
-    for name, value in vectors.items():
-        if not isinstance(value, Tensor) or value.dim() != 1 or not value.is_floating_point():
-            shape = (
-                f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            )
-            raise _no_vector(where, name, shape)
-        wide = found[name] = value.detach().to("cpu", torch.float64)
-        least, words = (0.0, "not negative") if alpha is not None else (math.ulp(0.0), "positive")
-        wrong = wide[~(wide.isfinite() & (wide >= least))]
+    vectors, digest = tensors_given(given, "scales", axes=1)
+    found = {name: values.to(torch.float64) for name, values in vectors.items()}
+    for name, values in found.items():
+        wrong = values[values < 0 if alpha is not None else values <= 0]
         if wrong.numel():
-            raise InputError(f"{quoted(name)} of {where} holds {float(wrong[0]):g}; scales are finite and {words}")
-        digest.update(name.encode() + b"\0" + wide.numpy().tobytes())
-    content = digest.hexdigest() if isinstance(given, Mapping) else sha256(path)
-    return Scales(vectors=found, sha256=content, alpha=alpha, powers_of_two=powers_of_two)
+            words = "positive" if alpha is None else "not negative"
+            raise InputError(f"{quoted(name)} of the scales holds {float(wrong[0]):g}; expected are {words} numbers")
+    return Scales(vectors=found, sha256=digest, alpha=alpha, powers_of_two=powers_of_two)
 
 
 def scales_of_norms(scales: Scales, graph: Graph, source: Source) -> dict[str, Tensor]:
@@ -172,7 +147,3 @@ def _balanced(largest: Tensor, readers: tuple[Linear, ...], source: Source, alph
 
 def _stored(reader: Linear, source: Source) -> str:
     return reader.weight if reader.weight in source.tensors else str(reader.tied_to)
-
-
-def _no_vector(where: str, name: str, found: str) -> InputError:
-    return InputError(f"expected a vector of floating-point numbers in {quoted(name)} of {where}, found {found}")

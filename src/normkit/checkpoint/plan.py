@@ -10,14 +10,11 @@ To add an operation: its name in `Operation` and `OPERATIONS`, a file that plans
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from normkit.checkpoint.given import Given
 from normkit.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Operation = Literal[
     "gain", "bias", "centre", "rms", "final", "value", "exponent", "migrate", "scale", "rotate", "batchnorm"
@@ -27,7 +24,14 @@ ALL: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")
 OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent", "migrate", "scale", "rotate", "batchnorm")
 """The operations of a checkpoint, in order; "batchnorm" is done alone."""
 
-OPTIONS: dict[str, type] = {"halvings": int, "seed": int, "scales": str, "alpha": float, "powers_of_two": bool}
+OPTIONS: dict[str, type] = {
+    "halvings": int,
+    "seed": int,
+    "matrix": str,
+    "scales": str,
+    "alpha": float,
+    "powers_of_two": bool,
+}
 """The choices that operations take, and the SHA-256 of files that they were given."""
 
 DTYPES = ("same", "float32")
@@ -54,23 +58,6 @@ MEASURED: tuple[Relation, ...] = ("power", "sum")
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """The dtypes that folding computes with."""
-
-
-class Given:
-    """Numbers that a plan holds whole; in JSON the SHA-256 of their float64 bytes stands for them."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-        self.sha256 = hashlib.sha256(values.numpy().astype("<f8").tobytes()).hexdigest()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Given) and self.sha256 == other.sha256
-
-    def __hash__(self) -> int:
-        return hash(self.sha256)
-
-    def __deepcopy__(self, memo: object) -> Given:
-        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,18 +106,20 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotation:
-    """H D / sqrt(size) times each run of `size` numbers along an axis."""
+    """An orthogonal matrix times each run of `size` numbers along an axis: H D / sqrt(size), or one of a file."""
 
     axis: int
     """The axis, not negative."""
     size: int
-    """Order of the Hadamard matrix H; it divides the length of the axis, or of the rows taken."""
+    """Order of the matrix; it divides the length of the axis, or of the rows taken."""
     seed: str
-    """Seed of the signs D, as `hadamard.signs` takes it."""
+    """Seed of the signs D, as `hadamard.signs` takes it; "" for a matrix of a file."""
     construction: str
-    """The way that H is made, as `hadamard.construction` says it."""
+    """The way that the Hadamard matrix H is made, as `hadamard.construction` says it; "" for a matrix of a file."""
     rows: Rows | None = None
     """The part of the axis that is rotated, or null for all of it."""
+    matrix: Given | None = None
+    """R, if it is a matrix of a file: a run v becomes R^T v."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

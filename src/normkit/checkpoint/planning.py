@@ -14,9 +14,10 @@ from normkit.checkpoint.centring import become_rms, centre_writers, change_famil
 from normkit.checkpoint.migration import Scales, scales_of_norms
 from normkit.checkpoint.model_folder import CONFIG, code_files
 from normkit.checkpoint.opening import Opened, OpenedFolder, paths_to
+from normkit.checkpoint.orthogonal import Matrices, check_sizes
 from normkit.checkpoint.plan import DTYPE_KEYS, DTYPES, OPERATIONS, Edit, FoldPlan, NormChange, Operation, TensorEdit
 from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
-from normkit.checkpoint.rotation import rotate_stream, rotate_values
+from normkit.checkpoint.rotation import head_width, rotate_stream, rotate_values
 from normkit.checkpoint.scaling import scale_stream
 from normkit.errors import InputError
 from normkit.models.settings import Settings
@@ -39,6 +40,7 @@ def make_plan(
     change_class: bool = True,
     halvings: int = 0,
     seed: int | None = None,
+    matrix: Matrices | None = None,
     scales: Scales | None = None,
 ) -> FoldPlan:
     """Decide what folding does to each tensor, and what it does not do and why.
@@ -52,6 +54,7 @@ def make_plan(
         change_class: The model may become one of another family, if that family computes the same.
         halvings: For "scale", how often the residual stream is halved.
         seed: For "rotate", the seed of the signs; None is 0.
+        matrix: For "rotate", matrices in place of the seed.
         scales: For "migrate".
 
     Raises:
@@ -74,7 +77,9 @@ def make_plan(
         kinds = {norm.kind for norm in graph.norms if norm.reads in graph.stream}
         needed = {*asked, "gain", "bias", "final", *(["rms"] if "layer" in kinds else [])}
         asked = tuple(name for name in OPERATIONS if name in needed)
-        seed = seed or 0
+        seed = 0 if seed is None and matrix is None else seed
+    if matrix is not None and ("rotate" not in asked or seed is not None):
+        raise InputError("a matrix is for rotate, in place of a seed; leave one of them out")
     if seed is not None and ("rotate" not in asked or not 0 <= seed < 2**63):
         raise InputError(f"rotate takes a seed of 0 to 2^63 - 1, got {seed} with {', '.join(asked)}")
     if "exponent" in asked and (rival := next((name for name in asked if name in ("gain", "final")), None)):
@@ -137,10 +142,12 @@ def make_plan(
         }
         if swaps and change_class and (other := change_family(context, builder, len(swaps))) is not None:
             swaps, written, dropped = {}, written | other[0], tuple(key for key in other[1] if key in config)
-    if seed is not None:
-        rotate_stream(context, builder, {norm.name for norm in changes if norm.becomes_rms}, seed)
+    if (by := seed if matrix is None else matrix) is not None:
+        if matrix is not None:
+            check_sizes(matrix, graph, {each.name: head_width(context, each) for each in graph.attentions})
+        rotate_stream(context, builder, {norm.name for norm in changes if norm.becomes_rms}, by)
         for attention in graph.attentions:
-            rotate_values(context, builder, attention, seed)
+            rotate_values(context, builder, attention, by)
     if swaps:
         written[KEY] = record(swaps)
     written |= _dtype_keys(config, dtype)
@@ -162,6 +169,7 @@ def make_plan(
         options={
             **({"halvings": halvings} if halvings else {}),
             **({} if seed is None else {"seed": seed}),
+            **({} if matrix is None else {"matrix": matrix.sha256}),
             **({} if scales is None else scales.options),
         },
         remarks=(
@@ -172,6 +180,7 @@ def make_plan(
                 else []
             ),
             *_remarks(context, opened, edits, changes),
+            *([matrix.remark] if matrix is not None else ()),
             *graph.family.remarks,
         ),
     )

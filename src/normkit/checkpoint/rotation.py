@@ -2,7 +2,8 @@
 
     RMSNorm(Q x) = Q RMSNorm(x)        W Q^T (Q x) = W x        (W_o R^T) (R W_v) = W_o W_v
 
-Q, R = H D / sqrt(n) with a Hadamard matrix H and random signs D. All that is written to the stream is multiplied by Q,
+Q, R = H D / sqrt(n) with a Hadamard matrix H and random signs D, or orthogonal matrices of a file. All that is written
+to the stream is multiplied by Q,
 and the columns of all that reads it too; so are values, and the columns of what reads them, head by head by R.
 
 Source:
@@ -12,28 +13,37 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from normkit.checkpoint.affine import value_rows
+from normkit.checkpoint.given import Given
 from normkit.checkpoint.hadamard import construction
-from normkit.checkpoint.plan import Rotation, Rows
+from normkit.checkpoint.orthogonal import Matrices
+from normkit.checkpoint.plan import Rotation
 from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
 from normkit.models.graph import Attention, Graph, Linear
 
 
-def rotate_stream(context: FoldContext, builder: PlanBuilder, becomes_rms: Collection[str], seed: int) -> int:
+def rotate_stream(context: FoldContext, builder: PlanBuilder, becomes_rms: Collection[str], by: int | Matrices) -> int:
     """Rotate the sums of the width of the residual stream, or refuse it; how many sums were rotated.
 
     Args:
         context: What is known of the checkpoint.
         builder: Holds what gains, biases and means have become.
         becomes_rms: Paths of the LayerNorms that become RMSNorms.
-        seed: Of the signs.
+        by: The seed of the signs, or the matrices of a file.
     """
     graph = context.graph
+    if isinstance(by, Matrices) and by.stream is None:
+        return 0
     spaces = [space for space in graph.stream if _width(context, space) == graph.width]
+    if isinstance(by, int) and construction(graph.width) is None:
+        builder.refuse("rotate", graph.architecture, _no_matrix(f"its width is {graph.width}"))
+        return 0
     for place, reason in _obstacles(context, builder, spaces, becomes_rms):
         builder.refuse("rotate", place, reason)
         return 0
+    turn = _rotation(graph.width, f"{by}/stream" if isinstance(by, int) else by.stream)
     rotated: list[tuple[str, int]] = []
     for space in spaces:
         for writer in graph.writers(space):
@@ -53,26 +63,38 @@ def rotate_stream(context: FoldContext, builder: PlanBuilder, becomes_rms: Colle
                 for linear in readers
             ]
     for name, axis in rotated:
-        builder.rotate(name, _rotation(axis, graph.width, f"{seed}/stream"))
+        builder.rotate(name, replace(turn, axis=axis))
     return len(spaces)
 
 
-def rotate_values(context: FoldContext, builder: PlanBuilder, attention: Attention, seed: int) -> bool:
-    """Rotate the values of each head of an attention, or refuse it; whether it was done."""
+def rotate_values(context: FoldContext, builder: PlanBuilder, attention: Attention, by: int | Matrices) -> bool:
+    """Rotate the values of each head of an attention, or refuse it; whether it was done.
+
+    `by` is the seed of the signs, or the matrices of a file.
+    """
     value, output = attention.value, attention.output
-    size = context.source.tensors[output.weight].shape[output.in_axis] // attention.heads
+    if isinstance(by, Matrices) and attention.name not in by.values:
+        return False
+    size = head_width(context, attention)
     if attention.clip is not None:
         builder.refuse("rotate", attention.name, f"{attention.clip} cuts off values, coordinate by coordinate")
         return False
-    if construction(size) is None:
+    if isinstance(by, int) and construction(size) is None:
         builder.refuse("rotate", attention.name, _no_matrix(f"its heads have {size} values"))
         return False
-    rows, word = value_rows(attention, size), f"{seed}/{attention.name}"
-    builder.rotate(value.weight, _rotation(value.out_axis, size, word, rows))
+    turn = _rotation(size, f"{by}/{attention.name}" if isinstance(by, int) else by.values[attention.name])
+    rows = value_rows(attention, size)
+    builder.rotate(value.weight, replace(turn, axis=value.out_axis, rows=rows))
     if value.bias is not None:
-        builder.rotate(value.bias, _rotation(0, size, word, rows))
-    builder.rotate(output.weight, _rotation(output.in_axis, size, word))
+        builder.rotate(value.bias, replace(turn, rows=rows))
+    builder.rotate(output.weight, replace(turn, axis=output.in_axis))
     return True
+
+
+def head_width(context: FoldContext, attention: Attention) -> int:
+    """Values of one head of an attention."""
+    output = attention.output
+    return context.source.tensors[output.weight].shape[output.in_axis] // attention.heads
 
 
 def _obstacles(
@@ -82,8 +104,6 @@ def _obstacles(
     graph = context.graph
     if not spaces:
         yield graph.architecture, "nothing that is known is written to its residual stream"
-    if construction(graph.width) is None:
-        yield graph.architecture, _no_matrix(f"its width is {graph.width}")
     for space in spaces:
         if space in graph.returned:
             yield space, f"{graph.architecture} returns the {space}"
@@ -118,8 +138,11 @@ def _width(context: FoldContext, space: str) -> int:
     return next((context.source.tensors[norm.weight].shape[0] for norm in graph.added(space) if norm.weight), 0)
 
 
-def _rotation(axis: int, size: int, seed: str, rows: Rows | None = None) -> Rotation:
-    return Rotation(axis=axis, size=size, seed=seed, construction=str(construction(size)), rows=rows)
+def _rotation(size: int, by: str | Given | None) -> Rotation:
+    """Along axis 0, by a seed or by a matrix."""
+    if isinstance(by, str):
+        return Rotation(axis=0, size=size, seed=by, construction=str(construction(size)))
+    return Rotation(axis=0, size=size, seed="", construction="", matrix=by)
 
 
 def _no_matrix(what: str) -> str:

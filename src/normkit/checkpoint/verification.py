@@ -30,6 +30,7 @@ from normkit.checkpoint.model_folder import (
     sha256,
 )
 from normkit.checkpoint.opening import OpenedFolder, folded_config, open_checkpoint
+from normkit.checkpoint.orthogonal import asked_matrices
 from normkit.checkpoint.plan import RELATIONS, FoldPlan
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.shard import FileLayout, index, lay_out
@@ -84,6 +85,7 @@ def verify(
     result: Path | str,
     *,
     scales: Path | str | None = None,
+    matrix: Path | str | None = None,
     threads: int = 1,
     progress: Progress | None = None,
 ) -> Verification:
@@ -96,6 +98,7 @@ def verify(
         source: The folder that was folded.
         result: The folder that folding wrote, with its certificate.
         scales: The file that "migrate" was given.
+        matrix: The file that "rotate" was given.
         threads: How many threads compute.
         progress: Called with a stage, bytes done, and all bytes.
 
@@ -118,15 +121,16 @@ def verify(
             raise InputError(f"expected the folder of a checkpoint, got {path}: it is none; give SRC, then DST")
     recorded = Certificate.read(made)
     options = dict(recorded.options)
-    digest = options.pop("scales", None)
-    if (digest is None) != (scales is None):
-        raise InputError(
-            f"{made} was not folded with a file of scales; leave out --scales"
-            if digest is None
-            else f"{made} was folded with a file of scales (SHA-256 {digest[:12]!a}...); give it with --scales"
-        )
+    for name, file in (("scales", scales), ("matrix", matrix)):
+        digest = options.pop(name, None)
+        if (digest is None) != (file is None):
+            raise InputError(
+                f"{made} was folded without --{name}; leave it out"
+                if digest is None
+                else f"{made} was folded with a file (SHA-256 {digest[:12]!a}...); give it with --{name}"
+            )
     given = {key: options.pop(key) for key in ("alpha", "powers_of_two") if key in options}
-    options["scales"] = asked_scales(scales, **given)
+    options |= {"scales": asked_scales(scales, **given), "matrix": asked_matrices(matrix)}
     workers = Workers(threads, progress)
     try:
         with open_checkpoint(folder) as opened, one_thread_an_operation():

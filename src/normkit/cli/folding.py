@@ -12,6 +12,7 @@ import click
 from normkit.checkpoint.plan import ALL, OPERATIONS
 from normkit.cli.options import (
     json_option,
+    matrix_option,
     model_argument,
     quiet_option,
     resume_option,
@@ -46,7 +47,7 @@ migrate   a gain is divided by scales, the columns of its readers multiplied,
 scale     the residual stream 2^-K of what it was, and eps 4^-K: for float16;
           K from --halvings, or from --fit
 rotate    the residual stream and the values of each head times a random
-          Hadamard matrix, which tames outliers; with gain, bias, final,
+          Hadamard matrix, or --matrix, which tames outliers; with gain, bias, final,
           and rms where there are LayerNorms
 batchnorm alone; of a model with batch norms, by default: each goes into the
           convolution or linear map before it, else into the one after it
@@ -100,6 +101,7 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
 )
 @click.option("--halvings", type=int, default=0, metavar="K", help="For scale: divide the residual stream by 2^K.")
 @click.option("--seed", type=int, default=None, metavar="N", help="For rotate: seed of the random signs.  [default: 0]")
+@matrix_option
 @scales_option
 @click.option(
     "--alpha",
@@ -135,6 +137,7 @@ def fold_checkpoint(
     dtype: str,
     halvings: int,
     seed: int | None,
+    matrix: Path | None,
     scales: Path | None,
     alpha: float | None,
     powers_of_two: bool,
@@ -156,6 +159,7 @@ def fold_checkpoint(
     from normkit.checkpoint.hub import find_model
     from normkit.checkpoint.migration import asked_scales
     from normkit.checkpoint.opening import open_checkpoint
+    from normkit.checkpoint.orthogonal import asked_matrices
     from normkit.checkpoint.planning import make_plan
     from normkit.errors import InputError
 
@@ -176,6 +180,7 @@ def fold_checkpoint(
     if fit is not None and (halvings or "scale" not in (ops or ())):
         raise click.UsageError("--fit is for --ops scale, in place of --halvings.")
     given = asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two)
+    matrices = asked_matrices(matrix)
     measured = _headroom(folder, text) if fit else None
     if measured is not None and not measured.halvings:
         raise InputError(f"nothing needs to be scaled: {measured}")
@@ -188,6 +193,7 @@ def fold_checkpoint(
             for_training=for_training,
             halvings=measured.halvings if measured else halvings,
             seed=seed,
+            matrix=matrices,
             scales=given,
         )
         memory = None
@@ -220,7 +226,8 @@ def fold_checkpoint(
         results().print(section(described, most=40))
     if not only_plan:
         words = [shell_word(source if revision is None else f"{source}@{revision}"), shell_word(str(destination))]
-        words += [] if scales is None else ["--scales", shell_word(str(scales))]
+        for option, file in (("--matrix", matrix), ("--scales", scales)):
+            words += [] if file is None else [option, shell_word(str(file))]
         results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)
 
 

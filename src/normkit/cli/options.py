@@ -116,6 +116,13 @@ scales_option = click.option(
     help="For migrate: a safetensors file, a vector for each norm, or the file of inspect --activations.",
 )
 
+matrix_option = click.option(
+    "--matrix",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="For rotate: orthogonal matrices R1 and PATH.R2 of a safetensors file, in place of a seed.",
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress and no notes.")

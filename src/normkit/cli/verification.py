@@ -10,6 +10,7 @@ import click
 from normkit.checkpoint.limits import LIMITS, ONE_WAY
 from normkit.cli.options import (
     json_option,
+    matrix_option,
     model_argument,
     quiet_option,
     scales_option,
@@ -49,6 +50,7 @@ What this does not prove: {"; ".join((*LIMITS, ONE_WAY))}.
 @click.option("--logits", is_flag=True, help="Also run both models in float64, on a text and random ids, or on images.")
 @text_option
 @scales_option
+@matrix_option
 @threads_option
 @json_option
 @source_options
@@ -61,6 +63,7 @@ def verify_fold(
     logits: bool,
     text: str | None,
     scales: Path | None,
+    matrix: Path | None,
     threads: int,
     as_json: bool,
     revision: str | None,
@@ -78,7 +81,7 @@ def verify_fold(
     shown = shows_progress(quiet=quiet or as_json)
     folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
     with progress(shown=shown) as report:
-        found = verify(folder, result, scales=scales, threads=threads, progress=report)
+        found = verify(folder, result, scales=scales, matrix=matrix, threads=threads, progress=report)
     agreement, tokens = _agreement(folder, result, text, words) if logits and found.passed else (None, "")
     if as_json:
         more = {} if agreement is None else {"logits": {"source": tokens, **agreement.to_json()}}
