@@ -306,5 +306,8 @@ def test_a_norm_that_one_of_two_cells_lacks():
     assert finding_of(nk.inspect(Cells(), x), "D3") is None
     found = finding_of(nk.inspect(Cells(nn.Identity()), x), "D3")
     assert (found.severity, found.sites) == ("note", ("cells.1.norm",))
-    # A cell that another kind of module completes is not compared.
+    # A cell that another kind of module completes is not compared; nor is one that lacks other parts as well.
     assert finding_of(nk.inspect(Cells(nn.Tanh()), x), "D3") is None
+    model = Cells(nn.Identity())
+    model.cells[0].probe = nn.Linear(1, 1)
+    assert finding_of(nk.inspect(model, x), "D3") is None

@@ -34,6 +34,7 @@ ATTENTION_FUNCTIONS: dict[object, str] = {
     torch.softmax: "softmax",
     Tensor.softmax: "softmax",
 }
+_ADDITIONS = {torch.add, Tensor.add, Tensor.add_}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,12 +50,14 @@ class ModuleCall:
     """Of the first floating-point tensor argument."""
     input_dtype: torch.dtype
     output_shape: tuple[int, ...]
-    """Of the output, or of its first tensor where it is a tuple."""
+    """Of the output; of a tuple, as `first_output` takes it."""
     output_dtype: torch.dtype
     tensors: int
     """Number of floating-point tensor arguments."""
     bare: bool
     """The output is a tensor and not a tuple."""
+    adds: bool = False
+    """Its own code adds something to the first tensor argument, as a residual connection does."""
     part: tuple[int, int] = (0, 1)
     """For a module with a split parameter: the number of this process's part, and the number of parts."""
 
@@ -106,9 +109,14 @@ def first_tensor(args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor
     return next(_floating((*args, *kwargs.values())), None)
 
 
-def first_output(output: object) -> Tensor | None:
-    """The output of a call, or its first floating-point tensor where it is a tuple or a list."""
-    return next(_floating(output if isinstance(output, (tuple, list)) else (output,)), None)
+def first_output(output: object, given: Tensor | None = None) -> Tensor | None:
+    """The output of a call; of a tuple or a list its first floating-point tensor, if possible of the shape of `given`.
+
+    Blocks of joint attention return the text's stream before the image's, which is their first argument.
+    """
+    found = [*_floating(output if isinstance(output, (tuple, list)) else (output,))]
+    alike = (tensor for tensor in found if given is not None and tensor.shape == given.shape)
+    return next(alike, found[0] if found else None)
 
 
 def _floating(values: Sequence[object]) -> Iterator[Tensor]:
@@ -123,6 +131,8 @@ class _Frame:
     order: int
     made: Counter[str]
     part: tuple[int, int] = (0, 1)
+    entered: Tensor | None = None
+    adds: bool = False
 
 
 class _Recorder(TorchFunctionMode):
@@ -156,6 +166,8 @@ class _Recorder(TorchFunctionMode):
                 )
             )
             frame.made[name] += 1
+        elif function in _ADDITIONS and (entered := self.stack[-1].entered) is not None:
+            self.stack[-1].adds |= any(value is entered for value in args)
         return function(*args, **kwargs)
 
 
@@ -176,9 +188,10 @@ def norm_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 def _hooked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
     paths = {module: path for path, module in model.named_modules()}
 
-    def before(module: nn.Module, _args: object) -> None:
+    def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if module in paths:
-            recorder.stack.append(_Frame(paths[module], recorder.next_order(), Counter(), part_of(module)))
+            frame = _Frame(paths[module], recorder.next_order(), Counter(), part_of(module), first_tensor(args, kwargs))
+            recorder.stack.append(frame)
 
     def after(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
         if module not in paths:
@@ -186,7 +199,8 @@ def _hooked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
         # A call that raised never came here: its frame, and any below it, are dropped.
         while (frame := recorder.stack.pop()).path != paths[module]:
             continue
-        x, y = first_tensor(args, kwargs), first_output(output)
+        x = first_tensor(args, kwargs)
+        y = first_output(output, x)
         if x is not None and y is not None:
             recorder.modules.append(
                 ModuleCall(
@@ -199,6 +213,7 @@ def _hooked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
                     output_dtype=y.dtype,
                     tensors=sum(1 for _ in _floating((*args, *kwargs.values()))),
                     bare=isinstance(output, Tensor),
+                    adds=frame.adds,
                     part=frame.part,
                 )
             )
@@ -206,7 +221,7 @@ def _hooked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
     handles = []
     try:
         for module in paths:
-            handles.append(module.register_forward_pre_hook(before))
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             handles.append(module.register_forward_hook(after, with_kwargs=True))
         yield
     finally:

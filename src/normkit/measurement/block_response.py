@@ -174,11 +174,18 @@ class BlockResponse:
         return _slope(self._small.inputs[path], self._large.inputs[path])
 
     def _reads_stream(self, path: str) -> bool:
-        """The norm's input grows with the stream, in the stream's direction."""
-        entering, stream = self._large.inputs[path], self._large.x
-        if entering.shape[-1] != stream.shape[-1] or entering.numel() != stream.numel():
+        """The norm's input grows with the stream, in its direction; or a part does, where another stream is joined."""
+        small, entering, stream = self._small.inputs[path], self._large.inputs[path], self._large.x
+        rows = stream.shape[1]
+        is_joined = entering.dim() == stream.dim() == 3 and len(entering) == len(stream) and entering.shape[1] > rows
+        parts = (slice(rows), slice(-rows, None)) if is_joined else (slice(None),)
+        if entering.shape[-1] != stream.shape[-1] or entering[:, parts[0]].numel() != stream.numel():
             return False
-        return self._input_slope(path) >= _GROWS and median_cosine(entering, stream) > _SAME_DIRECTION
+        return any(
+            _slope(small[:, part], entering[:, part]) >= _GROWS
+            and median_cosine(entering[:, part], stream) > _SAME_DIRECTION
+            for part in parts
+        )
 
     def _reads_bare_stream(self, path: str) -> bool:
         """The norm's input is the stream, plus at most a constant."""

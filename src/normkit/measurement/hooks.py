@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import is_distributed
 from normkit.identification.sites import NormSite
-from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_tensor
+from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_output, first_tensor
 from normkit.text import first_line
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Hooks:
             if (x := first_tensor(args, kwargs)) is not None:
                 self._listener.before_site(site, x)
 
-        def after(_module: nn.Module, args: tuple[object, ...], output: object) -> object:
+        def after(_module: nn.Module, args: tuple[object, ...], _kwargs: dict[str, object], output: object) -> object:
             given = args[0] if args else None
             return self._listener.after_site(site, output, given) if isinstance(output, Tensor) else None
 
@@ -190,10 +190,10 @@ class Hooks:
         def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             self._listener.before_block(block, args, kwargs)
 
-        def after(_module: nn.Module, args: tuple[object, ...], output: object) -> object:
-            place, y = _stream(output)
+        def after(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> object:
+            y = first_output(output, first_tensor(args, kwargs))
             replaced = None if y is None else self._listener.after_block(block, y, args[0] if args else None)
-            return None if replaced is None else _with_stream(output, place, replaced)
+            return None if replaced is None else _with_stream(output, y, replaced)
 
         def leave(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             if (y := first_tensor(args, kwargs)) is not None:
@@ -213,7 +213,7 @@ class Hooks:
 
     def _add_after(self, place: str, module: nn.Module, body: Callable[..., Any]) -> None:
         hook = body if self._failures is None else Hook(self._failures, place, body)
-        self.handles.append(module.register_forward_hook(hook))
+        self.handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def remove(self) -> None:
         """Take the hooks out; the model is as it was."""
@@ -293,21 +293,10 @@ class _FunctionCalls(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _stream(output: object) -> tuple[int | None, Tensor | None]:
-    """The first floating-point tensor of an output, and its place in a tuple or list."""
-    if isinstance(output, Tensor):
-        return None, output if output.is_floating_point() else None
-    if isinstance(output, (tuple, list)):
-        for place, member in enumerate(output):
-            if isinstance(member, Tensor) and member.is_floating_point():
-                return place, member
-    return None, None
-
-
-def _with_stream(output: Any, place: int | None, y: Tensor) -> object:
-    if place is None:
+def _with_stream(output: Any, stream: Tensor | None, y: Tensor) -> object:
+    if output is stream:
         return y
-    members: Iterator[object] = (y if index == place else member for index, member in enumerate(output))
+    members: Iterator[object] = (y if member is stream else member for member in output)
     return type(output)(*members) if hasattr(output, "_fields") else type(output)(members)
 
 

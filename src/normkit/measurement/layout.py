@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -53,9 +53,11 @@ def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> 
     A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class,
     whose called members all have modules of their own and map (B, T, D) to (B, T, D), in a tuple or bare; or maps,
     (B, C, H, W) or (B, H, W, C), to maps of the same sizes. The first member of a list of maps may change the sizes, as
-    the first of a stage does: it is no block, the others are. Lists inside a block, such as experts, do not count. Of
-    several lists, such as encoder and decoder, all are kept and the index runs on; a list of a single member counts
-    only where there is no longer one. Norms, given by their paths, are no blocks, even where a list holds them.
+    the first of a stage does: it is no block, the others are. Of maps, a list of one class of which only some members
+    keep the sizes has blocks where these add to their input, as inverted residuals do; so has a module that numbers
+    such members. Lists inside a block, such as experts, do not count. Of several lists, such as encoder and decoder,
+    all are kept and the index runs on; a list of a single member counts only where there is no longer one. Norms, given
+    by their paths, are no blocks, even where a list holds them.
     """
     first_calls: dict[str, ModuleCall] = {}
     for call in trace.modules:
@@ -68,8 +70,7 @@ def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> 
     members = [
         path
         for paths in lists.values()
-        if not any(_is_refused(first_calls[path], path in changing, path == paths[0]) for path in paths)
-        for path in paths
+        for path in _members(model, [first_calls[path] for path in paths], changing)
         if path not in norms
     ]
     outermost = [path for path in members if not any(path.startswith(f"{other}.") for other in members)]
@@ -87,11 +88,19 @@ def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> 
     )
 
 
-def _is_refused(call: ModuleCall, changes: bool, is_first: bool) -> bool:
-    """No list that holds this module is a list of blocks."""
-    dims = len(call.input_shape)
-    allowed = dims == len(call.output_shape) == 4 and is_first
-    return dims not in (3, 4) or (changes and not allowed) or not any(call.module.children())
+def _members(model: nn.Module, calls: Sequence[ModuleCall], changing: Set[str]) -> list[str]:
+    """Paths of the members of a list that may be blocks, or begin a stage of blocks; none where the list has others."""
+    paths = [call.path for call in calls]
+    sizes = {len(shape) for call in calls for shape in (call.input_shape, call.output_shape)}
+    if any(not any(call.module.children()) for call in calls) or not sizes <= {3, 4}:
+        return []
+    is_list = isinstance(model.get_submodule(_parent(paths[0])), nn.ModuleList | nn.Sequential)
+    if is_list and changing.isdisjoint(paths if sizes != {4} else paths[1:]):
+        return paths
+    # Stages change the sizes too, and add nothing to what they are given.
+    adding = [call.path for call in calls if call.adds and call.path not in changing]
+    is_plain = sizes == {4} and len({type(call.module) for call in calls}) == 1
+    return [path for path in paths if path in changing or path in adding] if is_plain and adding else []
 
 
 def _axis(trace: Trace, block: ModuleCall) -> Literal[-1, 1]:
@@ -109,13 +118,15 @@ def block_of(path: str, blocks: Iterable[BlockCall]) -> int | None:
 
 
 def _in_list(model: nn.Module, path: str) -> bool:
-    """The module's parent is a ModuleList, a Sequential inside one or a Sequential of one class."""
+    """The module's parent is a ModuleList, a Sequential inside one or of one class, or numbers members of one class."""
     parent = model.get_submodule(_parent(path))
+    members = dict(parent.named_children())
+    is_alike = len(members) > 1 and len({type(member) for member in members.values()}) == 1
     if isinstance(parent, nn.Sequential):
-        if len(parent) > 1 and len({type(member) for member in parent}) == 1:
-            return True
-        parent = model.get_submodule(_parent(_parent(path)))
-    return isinstance(parent, nn.ModuleList)
+        return is_alike or isinstance(model.get_submodule(_parent(_parent(path))), nn.ModuleList)
+    # As in timm's RegNet, whose stages have members b1, b2 and so on.
+    is_numbered = is_alike and len({name.rstrip("0123456789") for name in members}) == 1
+    return is_numbered or isinstance(parent, nn.ModuleList)
 
 
 def _parent(path: str) -> str:

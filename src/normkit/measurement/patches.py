@@ -331,6 +331,11 @@ def unlike_the_others(
                 is_alone = len(place) > 1 and [each for each in place if each in lacking] == [path]
                 # Another module in its place may normalize in a way that was not recognised.
                 is_gone = missing is None or isinstance(missing, nn.Identity) or is_uncalled
+                # A module without other parts as well is made otherwise, as the last block of a joint transformer is.
+                parts = {
+                    part for each in place for part, held in modules[each].named_children() if id(held) not in running
+                }
+                is_gone &= all(f"{path}.{part}" in modules for part in parts)
                 if is_alone and is_gone and path not in calling_functions:
                     number = len(members if len(lacking) == 1 else place) - 1
                     is_first = path == place[0]

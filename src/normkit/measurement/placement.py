@@ -97,7 +97,7 @@ class Replayer(Listener):
             raise ReplayError(str(error)) from error
         finally:
             self.current = None
-        y = first_output(output)
+        y = first_output(output, stream)
         assert y is not None
         replay.y = _copied(block.rows(y))
         if replay.y.shape != replay.x.shape:
@@ -290,7 +290,8 @@ class _Sweeper(Replayer):
             fingerprint = BlockResponse(self._sites, replay)
             found, roles = fingerprint.read()
             norms = [each for each in block.module.modules() if isinstance(getattr(each, "running_mean", None), Tensor)]
-            if found.placement == "none" and norms:
+            # A bounded activation in the branch, such as ReLU6, makes it stand still without a norm of rows.
+            if found.placement in ("none", "unknown") and norms and not roles:
                 found = replace(found, placement=_placed_by_batch(block, norms, lambda: replay(1000.0, None, 1.0)))
             self.sweeps[block.path] = found
             self.roles = self.roles | roles
