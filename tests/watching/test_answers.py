@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from normkit.measurement.facts import Attention
 from normkit.rules import check
 from normkit.rules.finding import Finding
 from normkit.watching.answers import CLIPPING, DATA, NORM, RATE, START, answer
+from normkit.watching.onset import origin
 from watched_runs import VOCABULARY, Tiny, block, calm, facts, parameter, raised, rows, series, site, trained, training
 
 UNIFORM = math.log(VOCABULARY)
@@ -33,7 +35,7 @@ NORMS = (site("norm"),)
 
 
 def told(run, *findings, sites=NORMS, blocks=(), attentions=()):
-    return answer(run, findings, sites, blocks, attentions)
+    return answer(replace(run, origin=origin(run)), findings, sites, blocks, attentions)
 
 
 def verdicts(run):

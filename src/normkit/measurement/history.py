@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 
 from normkit.measurement.training import Quantity, Series, Training
@@ -170,7 +171,11 @@ def jumps(series: Series, since: int = 0) -> tuple[Jump, ...]:
 
 
 def _height(series: Series, index: int) -> float:
-    return height(series.quantity, series.values[max(0, index - 2 * WINDOW) : index], series.values[index])
+    return _known_height(series.quantity, series.values[max(0, index - 2 * WINDOW) : index], series.values[index])
+
+
+# Each report judges the whole run anew, and several rules ask for the same jumps: nine of ten heights are known.
+_known_height = lru_cache(maxsize=4096)(height)
 
 
 def movers(training: Training, step: int, within: int = WINDOW // 4) -> tuple[Jump, ...]:

@@ -14,7 +14,7 @@ from normkit.rules.data import described
 from normkit.rules.depth import start_of
 from normkit.rules.finding import Finding
 from normkit.text import counted, percent, shortened
-from normkit.watching.onset import EXPLODED_LOGITS, origin, pairs
+from normkit.watching.onset import EXPLODED_LOGITS, pairs
 
 DATA = "Is the input data wrong?"
 NORM = "Is a norm wrong?"
@@ -49,13 +49,13 @@ def answer(
     attentions: Sequence[Attention],
     num_batch_norms: int = 0,
 ) -> Training:
-    """Fill in where it began, the five answers, what to change first and how to confirm it.
+    """Fill in the five answers, what to change first and how to confirm it.
 
     Findings come worst first, and notes among them answer nothing; norms, blocks and attention calls are those at the
-    last report.
+    last report; the run knows where it began.
     """
     grave = [finding for finding in findings if finding.severity != "note"]
-    began = origin(training)
+    began = training.origin
     replies = {
         DATA: _data(findings, training),
         NORM: _norm(grave, sites, training, num_batch_norms),
@@ -74,7 +74,7 @@ def answer(
         check = f" To see it at once: {first.confirm}." if first is not None else ""
         alone = "Make the first change alone, keep seed and batches, and run past step"
         confirm = f"{alone} {training.reason_step}: what was found there is gone.{check}"
-    return replace(training, origin=began, answers=answers, first_change=changes, confirm=confirm)
+    return replace(training, answers=answers, first_change=changes, confirm=confirm)
 
 
 def _data(findings: Sequence[Finding], training: Training) -> Reply:
