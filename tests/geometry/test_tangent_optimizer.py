@@ -243,6 +243,14 @@ def test_the_direction_after_one_step_is_that_of_adamp(make, axes):
     assert_close(weight, expected * shrink, length=weight.numel())
 
 
+def test_a_step_whose_square_overflows_keeps_the_length():
+    """The length of the result was infinite in float32, and the weight became 0."""
+    weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    weight.grad = torch.tensor([[-4e25, 3e25]])
+    TangentOptimizer(SGD([weight], lr=1.0), [lone(weight)]).step()
+    assert torch.allclose(weight, torch.tensor([[4.0, -3.0]]))
+
+
 @pytest.mark.slow
 def test_a_step_of_sgd_is_geoopts_on_the_unit_sphere():
     import geoopt

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from normkit.errors import InputError
 from normkit.geometry.invariant_groups import InvariantGroup
+from normkit.geometry.scaling import unit
 
 _SHARED = ("param_groups", "state", "defaults")
 
@@ -121,8 +122,8 @@ class TangentOptimizer(Optimizer):
             for place, (group, start) in enumerate(zip(self.groups, starts, strict=True)):
                 measured = radius = _lengths(_as_rows(group, start))
                 if place in self._kept:
-                    length, left = self._kept[place]
-                    radius = torch.where(measured == left, length, measured)
+                    kept, left = self._kept[place]
+                    radius = torch.where(measured == left, kept, measured)
                 for parameter, value in zip(group.parameters, _on_sphere(group, start, radius), strict=True):
                     parameter.copy_(value)
                 if any(parameter.dtype.itemsize < 4 for parameter in group.parameters):
@@ -145,7 +146,9 @@ def _on_sphere(group: InvariantGroup, start: Sequence[Tensor], radius: Tensor) -
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    # In this unit no square overflows; torch adds squares more exactly than `scaling.length`, whose error would add up.
+    size = unit(rows)
+    found: Tensor = size * torch.linalg.vector_norm(rows / size, dim=1, keepdim=True)
     return found
 
 

@@ -107,6 +107,7 @@ class ArmContext:
         *,
         observe: Observe | None = None,
         name: str = "run",
+        wrap: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] = lambda optimizer: optimizer,
     ) -> TrainingRun:
         """Train a model in place, on the device and in the dtype of this context, and inspect it.
 
@@ -121,6 +122,7 @@ class ArmContext:
             loss_of: The loss.
             observe: Values to record at each step.
             name: Of the run; an arm with several runs gives each its own.
+            wrap: From the recipe's optimizer to the one that steps.
 
         Raises:
             InputError: If the checkpoint cannot be continued, another run with a checkpoint has this name, the batches
@@ -159,6 +161,7 @@ class ArmContext:
                 report=lambda point: self.report(point.step / recipe.steps),
                 checkpoint=checkpoint,
                 ranks=self.ranks,
+                wrap=wrap,
             )
             if self.curves is not None:
                 shown = ("step", "loss", "learning_rate", "gradient_norm")

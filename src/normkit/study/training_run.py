@@ -133,6 +133,7 @@ def train(
     report: Callable[[Point], None] | None = None,
     checkpoint: RunCheckpoint | None = None,
     ranks: Ranks = ALONE,
+    wrap: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] = lambda optimizer: optimizer,
 ) -> tuple[Point, ...]:
     """Train a model in place; a loss that is not finite ends the run and is its last point.
 
@@ -145,13 +146,14 @@ def train(
         report: Called with each point after its update, but not with the points of a checkpoint.
         checkpoint: Where the run is saved, so that it can be continued to the same bits.
         ranks: The processes that share each batch; every one of them draws the whole batch.
+        wrap: From the recipe's optimizer to the one that steps.
 
     Raises:
         InputError: If the checkpoint cannot be continued, the batches end before the steps, or the number of ranks
             does not divide a batch.
     """
     model.train()
-    optimizer = build_optimizer(model, recipe)
+    optimizer = wrap(build_optimizer(model, recipe))
     points = list(checkpoint.restore(model, optimizer, recipe, batches, ranks)) if checkpoint else []
     replica = ranks.replica(model)
     while len(points) < recipe.steps and (not points or math.isfinite(points[-1].loss)):
