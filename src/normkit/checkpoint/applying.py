@@ -141,6 +141,9 @@ def _vector(edit: VectorEdit, source: Source, values: Mapping[str, Tensor]) -> t
         offset = edit.offset or 0.0
         target = (target + offset) * 2.0**edit.exponent - offset
         written = rounded(target, dtype)
+    if edit.added is not None:
+        target = target + edit.added
+        written = rounded(target, dtype)
     if edit.rotations:
         target = target.clone()
         for rotation in edit.rotations:

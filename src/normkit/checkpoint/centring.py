@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from normkit import specs
+from normkit.checkpoint.offsets import become
 from normkit.checkpoint.plan import NormChange, Operation
 from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
 from normkit.conventions import gain as gains
@@ -80,11 +81,4 @@ def change_family(
         if norm.weight is None:
             dtype = context.source.tensors[graph.tables[0].name].dtype
             builder.create_constant(f"{norm.name}.weight", graph.width, 1.0, dtype)
-    written: dict[str, Any] = {
-        "model_type": becomes.model_type,
-        "architectures": [becomes.classes[graph.architecture]],
-    }
-    for key, value in becomes.config.items():
-        is_taken = isinstance(value, str) and value.startswith("=")
-        written[key] = context.settings.value(value[1:]) if is_taken else value
-    return written, becomes.drop
+    return become(context, becomes), becomes.drop

@@ -17,11 +17,11 @@ from normkit.checkpoint.given import Given
 from normkit.errors import InputError
 
 Operation = Literal[
-    "gain", "bias", "centre", "rms", "final", "value", "exponent", "migrate", "scale", "rotate", "batchnorm"
+    "gain", "bias", "centre", "rms", "final", "value", "exponent", "migrate", "scale", "rotate", "unoffset", "batchnorm"
 ]
 ALL: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")
 """The operations that `--ops all` asks for."""
-OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent", "migrate", "scale", "rotate", "batchnorm")
+OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent", "migrate", "scale", "rotate", "unoffset", "batchnorm")
 """The operations of a checkpoint, in order; "batchnorm" is done alone."""
 
 OPTIONS: dict[str, type] = {
@@ -247,13 +247,15 @@ class VectorEdit:
     """(value + offset) times 2 to this power, - offset, is written; null for 0."""
     offset: float | None = None
     """The offset of a stored gain; null for 0."""
+    added: float | None = None
+    """Added to what is written, after the exponent: the offset of a gain that becomes plain; null for 0."""
     rotations: tuple[Rotation, ...] = ()
     """Applied to what is written, after all else."""
 
     @property
     def relation(self) -> Relation:
         """How the output follows from the source."""
-        if self.rotations:
+        if self.rotations or (self.added and not isinstance(self.value, Constant)):
             return "sum"
         if self.value == Sum():
             return "power"
@@ -271,10 +273,10 @@ class VectorEdit:
 Edit = TensorEdit | VectorEdit
 
 
-Fate = Literal["folded", "mantissa", "scaled", "divided", "shift", "identity", "none", "left"]
+Fate = Literal["folded", "mantissa", "scaled", "divided", "shift", "plain", "identity", "none", "left"]
 """The fate of a gain or a bias: moved into the readers; its power of two moved; divided by scales that the readers
-take; kept in the norm as b / g; kept in a batch norm that only adds it; there is nothing to fold, as it is one or zero;
-the norm has none; left as it is."""
+take; kept in the norm as b / g; kept in a batch norm that only adds it; stored with its offset; there is nothing to
+fold, as it is one or zero; the norm has none; left as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,9 +13,20 @@ from normkit.checkpoint.build_model import KEY, record
 from normkit.checkpoint.centring import become_rms, centre_writers, change_family
 from normkit.checkpoint.migration import Scales, scales_of_norms
 from normkit.checkpoint.model_folder import CONFIG, code_files
+from normkit.checkpoint.offsets import store_plain_gains
 from normkit.checkpoint.opening import Opened, OpenedFolder, paths_to
 from normkit.checkpoint.orthogonal import Matrices, check_sizes
-from normkit.checkpoint.plan import DTYPE_KEYS, DTYPES, OPERATIONS, Edit, FoldPlan, NormChange, Operation, TensorEdit
+from normkit.checkpoint.plan import (
+    DTYPE_KEYS,
+    DTYPES,
+    OPERATIONS,
+    Edit,
+    FoldPlan,
+    NormChange,
+    Operation,
+    TensorEdit,
+    VectorEdit,
+)
 from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
 from normkit.checkpoint.rotation import head_width, rotate_stream, rotate_values
 from normkit.checkpoint.scaling import scale_stream
@@ -148,6 +159,9 @@ def make_plan(
         rotate_stream(context, builder, {norm.name for norm in changes if norm.becomes_rms}, by)
         for attention in graph.attentions:
             rotate_values(context, builder, attention, by)
+    if "unoffset" in asked:
+        changes, plain, removed = store_plain_gains(context, builder, changes, change_class=change_class)
+        written, dropped = written | plain, (*dropped, *(key for key in removed if key in config))
     if swaps:
         written[KEY] = record(swaps)
     written |= _dtype_keys(config, dtype)
@@ -200,6 +214,11 @@ def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit], change
             "hidden states are in other orthogonal coordinates: their norm is the same, their entries are not"
         )
     narrow = [edit for edit in edits if edit.dtype in ("F16", "BF16")]
+    if any(isinstance(edit, VectorEdit) and edit.added and edit.relation == "sum" for edit in narrow):
+        remarks.append(
+            "gains become 1 + weight, rounded to 16 bits; dtype float32 avoids it, and so do gain and final beside "
+            "unoffset, which leave gains of 1"
+        )
     if any(edit.relation == "product" for edit in narrow):
         error, count = expected_rounding(edits, context.source)
         dtypes = " and ".join(sorted({edit.dtype for edit in narrow}))

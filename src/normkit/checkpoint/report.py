@@ -23,6 +23,7 @@ _FATES = {
     "scaled": "divided",
     "divided": "kept as b / g",
     "shift": "kept as x + b",
+    "plain": "1 + weight stored",
     "identity": "nothing to fold",
     "none": "-",
     "left": "left",

@@ -49,6 +49,8 @@ scale     the residual stream 2^-K of what it was, and eps 4^-K: for float16;
 rotate    the residual stream and the values of each head times a random
           Hadamard matrix, or --matrix, which tames outliers; with gain, bias, final,
           and rms where there are LayerNorms
+unoffset  gains that are stored less 1 become plain, in a stock class that
+          computes the same: a Gemma 1 becomes a Granite
 batchnorm alone; of a model with batch norms, by default: each goes into the
           convolution or linear map before it, else into the one after it
 

@@ -224,13 +224,15 @@ class Tie:
 
 @dataclass(frozen=True, kw_only=True)
 class Becomes:
-    """The stock family that this one becomes when its norms are RMSNorms without a bias."""
+    """The stock family that this one becomes when its norms are RMSNorms without a bias, or its gains plain."""
 
     model_type: str
     classes: Mapping[str, str]
     """Class -> class of that family."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Keys to set; a value of "=key" is taken from another key."""
+    powers: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    """Key to set -> the key whose value it is a power of, and the power."""
     drop: tuple[str, ...] = ()
     """Keys to remove."""
     when: Condition = field(default_factory=dict)
@@ -257,6 +259,11 @@ class Family:
     """The settings of all checkpoints that the file describes."""
     tie: Tie | None = None
     becomes: Becomes | None = None
+    """When its norms are RMSNorms without a bias."""
+    plain: Becomes | None = None
+    """When its gains are stored with their offset."""
+    no_plain_class: str = ""
+    """Why no stock family with plain gains computes the same, or ""."""
     buffers: tuple[str, ...] = ()
     """Patterns of names in older checkpoints that no model reads."""
     older_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -331,8 +338,9 @@ def parse(text: str, name: str) -> Family:
     values["config"] = _made(ConfigKeys, values.get("config", {}), f"{name}: [config]")
     if "tie" in values:
         values["tie"] = _made(Tie, values["tie"], f"{name}: [tie]")
-    if "becomes" in values:
-        values["becomes"] = _made(Becomes, values["becomes"], f"{name}: [becomes]")
+    for table in ("becomes", "plain"):
+        if table in values:
+            values[table] = _made(Becomes, values[table], f"{name}: [{table}]")
     values["parts"] = tuple(_part(part, name) for part in values.pop("part", []))
     for table in ("classes", "older_names"):
         values[table] = {key: tuple(names) for key, names in values.get(table, {}).items()}
