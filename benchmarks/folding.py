@@ -7,7 +7,8 @@ and `sync` take turns with a fold in a process of its own. It needs twice the si
 
 GB/s counts bytes of the source; medians. A fold is told twice: the weights, until the last file is on the disk, with
 the hashes of all files of both; and the whole call, with the check that transformers would load the result, which takes
-the same few seconds at any size. Shares are of the copy. `peak` is the most memory that the process ever had (VmHWM),
+the same few seconds at any size. Shares are of the copy. On a busy machine the seconds of processor time say more; a
+fold has as many threads to spend them. `peak` is the most memory that the process ever had (VmHWM),
 Python, torch and transformers included.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import shutil
 import statistics
 import subprocess
@@ -35,18 +37,21 @@ GPT2 = {"n_embd": 4096, "n_head": 32, "n_positions": 2048, "vocab_size": 50257}
 
 # Name -> class of transformers, the key of its depth, its sizes, and what is folded.
 CASES = {
-    "llama gain": ("LlamaForCausalLM", "num_hidden_layers", LLAMA, ["gain"]),
-    "gpt_neox gain": ("GPTNeoXForCausalLM", "num_hidden_layers", GPT_NEOX, ["gain"]),
-    "gpt_neox gain+bias": ("GPTNeoXForCausalLM", "num_hidden_layers", GPT_NEOX, ["gain", "bias"]),
-    "gpt_neox centre": ("GPTNeoXForCausalLM", "num_hidden_layers", GPT_NEOX, ["centre"]),
-    "gpt2 gain+bias": ("GPT2LMHeadModel", "n_layer", GPT2, ["gain", "bias"]),
-    "gpt2 centre": ("GPT2LMHeadModel", "n_layer", GPT2, ["centre"]),
+    "llama gain": ("LlamaForCausalLM", "num_hidden_layers", LLAMA, {"operations": ["gain"]}),
+    "llama exponent": ("LlamaForCausalLM", "num_hidden_layers", LLAMA, {"operations": ["exponent"]}),
+    "llama scale": ("LlamaForCausalLM", "num_hidden_layers", LLAMA, {"operations": ["scale"], "halvings": 2}),
+    "llama rotate": ("LlamaForCausalLM", "num_hidden_layers", LLAMA, {"operations": ["rotate"], "seed": 0}),
+    "gpt_neox gain": ("GPTNeoXForCausalLM", "num_hidden_layers", GPT_NEOX, {"operations": ["gain"]}),
+    "gpt_neox gain+bias": ("GPTNeoXForCausalLM", "num_hidden_layers", GPT_NEOX, {"operations": ["gain", "bias"]}),
+    "gpt_neox centre": ("GPTNeoXForCausalLM", "num_hidden_layers", GPT_NEOX, {"operations": ["centre"]}),
+    "gpt2 gain+bias": ("GPT2LMHeadModel", "n_layer", GPT2, {"operations": ["gain", "bias"]}),
+    "gpt2 centre": ("GPT2LMHeadModel", "n_layer", GPT2, {"operations": ["centre"]}),
 }
 
 FOLD = """
-import json, sys, time
+import json, resource, sys, time
 from normkit.checkpoint import folding
-source, target, operations, threads = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
+source, target, options, threads = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
 def timed(name, action):
     def run(*arguments, **choices):
         begun = time.perf_counter()
@@ -56,7 +61,9 @@ def timed(name, action):
     return run
 seconds = {}
 folding.write_shards = timed("weights", folding.write_shards)
-timed("whole", folding.fold)(source, target, operations=operations, threads=threads)
+timed("whole", folding.fold)(source, target, **options, threads=threads)
+used = resource.getrusage(resource.RUSAGE_SELF)
+seconds["cpu"] = used.ru_utime + used.ru_stime
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps(seconds | {"peak": int(peak.split()[1]) * 1024}))
 """
@@ -72,6 +79,10 @@ class Row:
     weights: float
     whole: float
     peak: float
+    cpu: float
+    """Seconds of processor time of a fold, of all its threads."""
+    copy_cpu: float
+    """Of a copy."""
 
 
 def write_checkpoint(folder: Path, case: str, size: float, shard: float) -> int:
@@ -126,11 +137,13 @@ def shapes(folder: Path, case: str, size: float) -> dict[str, tuple[int, ...]]:
     return of(1 + max(0, round((size * 1e9 - one) / (two - one))))
 
 
-def copied(source: Path, target: Path) -> float:
-    """Seconds of a copy, on the disk."""
-    begun = time.perf_counter()
+def copied(source: Path, target: Path) -> dict[str, float]:
+    """Seconds of a copy, on the disk, and its processor time."""
+    begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(f"cp -r {source} {target} && sync", shell=True, check=True)
-    return time.perf_counter() - begun
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"whole": time.perf_counter() - begun, "cpu": used}
 
 
 def folded(source: Path, target: Path, case: str, threads: int) -> dict[str, float]:
@@ -151,11 +164,20 @@ def measure(folder: Path, case: str, size: float, shard: float, rounds: int, thr
             times.append(action(source, target))
             shutil.rmtree(target)
     shutil.rmtree(source)
-    copy, whole, weights = (
-        total / statistics.median(times)
-        for times in (copies, [each["whole"] for each in folds], [each["weights"] for each in folds])
+
+    def median(runs: list[dict[str, float]], what: str) -> float:
+        return statistics.median(each[what] for each in runs)
+
+    return Row(
+        case=case,
+        size=total,
+        copy=total / median(copies, "whole"),
+        weights=total / median(folds, "weights"),
+        whole=total / median(folds, "whole"),
+        peak=max(each["peak"] for each in folds) / 1e9,
+        cpu=median(folds, "cpu"),
+        copy_cpu=median(copies, "cpu"),
     )
-    return Row(case, total, copy, weights, whole, max(each["peak"] for each in folds) / 1e9)
 
 
 def main() -> None:
@@ -177,10 +199,11 @@ def main() -> None:
             if len(rows) == 1:
                 print(f"torch {torch.__version__}, {options.threads} threads, {options.rounds} rounds\n")
                 titles = f"{'':20}{'GB':>6}{'cp, GB/s':>10}{'weights':>9}{'share':>7}{'whole':>8}{'share':>7}"
-                print(f"{titles}{'peak, GB':>10}")
+                print(f"{titles}{'peak, GB':>10}{'cpu, s':>8}{'cp':>6}")
             print(
                 f"{row.case:20}{row.size:6.1f}{row.copy:10.2f}{row.weights:9.2f}{row.weights / row.copy:7.0%}"
-                f"{row.whole:8.2f}{row.whole / row.copy:7.0%}{row.peak:10.2f}",
+                f"{row.whole:8.2f}{row.whole / row.copy:7.0%}{row.peak:10.2f}"
+                f"{row.cpu:8.0f}{row.copy_cpu:6.0f}",
                 flush=True,
             )
     if options.json:

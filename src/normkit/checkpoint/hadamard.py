@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from normkit.checkpoint.orthogonal import times_transposed
 from normkit.checkpoint.plan import Rotation
@@ -89,14 +90,15 @@ def rotate_runs(values: Array, rotation: Rotation) -> None:
     outer, length, inner = values.shape
     blocks = rotation.rows.blocks if rotation.rows else 1
     taken = (rotation.rows.tail if rotation.rows else length) // rotation.size
-    runs = values.reshape(outer, blocks, -1, rotation.size, inner)[:, :, -taken:]
-    first = np.moveaxis(runs, 3, 0)
-    columns = np.ascontiguousarray(first).reshape(rotation.size, -1)
+    runs = torch.from_numpy(values).view(outer, blocks, -1, rotation.size, inner)[:, :, -taken:]
+    first = runs.movedim(3, 0)
+    columns = first.contiguous().view(rotation.size, -1)
     if rotation.matrix is None:
-        columns = rotate_columns(columns, rotation.seed)
+        columns = _rotated(columns, rotation.seed)
     else:
-        columns = times_transposed(rotation.matrix.values, torch.from_numpy(columns)).numpy()
-    first[...] = columns.reshape(first.shape)
+        columns = times_transposed(rotation.matrix.values, columns)
+    if columns.data_ptr() != first.data_ptr():
+        first.copy_(columns.view(first.shape))
 
 
 def rotate_columns(columns: Array, seed: str) -> Array:
@@ -106,39 +108,42 @@ def rotate_columns(columns: Array, seed: str) -> Array:
         columns: Of shape (n, c), contiguous; overwritten.
         seed: Of the signs.
     """
-    size = len(columns)
+    return _rotated(torch.from_numpy(columns), seed).numpy()
+
+
+def _rotated(columns: Tensor, seed: str) -> Tensor:
+    """`rotate_columns`, by torch: it adds and transposes blocks of this size quicker than numpy."""
+    size, count = columns.shape
     made = construction(size)
     assert made is not None, f"no Hadamard matrix of order {size}"
-    columns *= signs(seed, size)[:, None]
-    spare = np.empty_like(columns)
+    columns *= torch.from_numpy(signs(seed, size))[:, None]
+    spare = torch.empty_like(columns)
     step = made.order
     while step < size:
-        taken, given = columns.reshape(-1, 2, step, columns.shape[1]), spare.reshape(-1, 2, step, columns.shape[1])
-        np.add(taken[:, 0], taken[:, 1], out=given[:, 0])
-        np.subtract(taken[:, 0], taken[:, 1], out=given[:, 1])
+        taken, given = columns.view(-1, 2, step, count), spare.view(-1, 2, step, count)
+        torch.add(taken[:, 0], taken[:, 1], out=given[:, 0])
+        torch.sub(taken[:, 0], taken[:, 1], out=given[:, 1])
         columns, spare = spare, columns
         step *= 2
     if made.paley:
-        columns = _times(paley(made.order, made.paley), columns.reshape(-1, made.order, columns.shape[1]))
-    columns = columns.reshape(size, -1)
-    columns *= 1.0 / math.sqrt(size)
-    return columns
+        columns = _times(torch.from_numpy(paley(made.order, made.paley)), columns.view(-1, made.order, count))
+    return columns.view(size, count).mul_(1.0 / math.sqrt(size))
 
 
-def _times(matrix: Array, columns: Array) -> Array:
+def _times(matrix: Tensor, columns: Tensor) -> Tensor:
     """A matrix of signs times columns, the sums so exact that no order of them matters.
 
     Each number is cut in two that are multiples of units so large that float64 holds every partial sum.
     """
     bits = 51 - math.ceil(math.log2(len(matrix)))
-    largest = np.abs(columns).max(axis=1, keepdims=True)
     # Adding and subtracting 1.5 * 2^52 units rounds to a multiple of the unit, here of 2^-bits of the largest.
-    shift = np.ldexp(1.5, 52 + np.frexp(largest)[1] - bits)
-    upper = (columns + shift) - shift
-    lower = columns - upper
+    exponents = torch.frexp(columns.abs().amax(1, keepdim=True)).exponent + (52 - bits)
+    shift = torch.ldexp(torch.full(exponents.shape, 1.5, dtype=torch.float64), exponents)
+    upper = (columns + shift).sub_(shift)
+    lower = columns.sub_(upper)
     shift *= 2.0**-bits
-    lower = (lower + shift) - shift
-    return np.asarray(np.matmul(matrix, upper) + np.matmul(matrix, lower))
+    lower = lower.add_(shift).sub_(shift)
+    return torch.matmul(matrix, upper).add_(torch.matmul(matrix, lower))
 
 
 def _is_prime(number: int) -> bool:
