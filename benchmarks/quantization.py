@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from normkit.checkpoint import fold
+from normkit.checkpoint.activations import measure_activations
 from normkit.errors import NormkitError
 from normkit.text import first_line
 
@@ -41,6 +42,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gain": {"operations": ["gain", "final"], "untie": True},
     "exponent": {"operations": ["exponent"]},
     "rotate": {"operations": ["rotate"], "untie": True, "seed": 0},
+    # With the statistics of the windows for calibration.
+    "migrate": {"operations": ["migrate"], "alpha": 0.5},
 }
 CALIBRATION = 4
 """Windows for static ranges and for the statistics of `migrate`."""
@@ -98,8 +101,8 @@ class Quantized:
         self._largest: dict[str, Tensor] = {}
         self._hooks: list[Any] = []
 
-    def calibrate(self, run: Callable[[], object]) -> None:
-        """Note the largest |input| of each map while something runs."""
+    def calibrate(self, run: Callable[[nn.Module, Tensor], object], model: nn.Module, ids: Tensor) -> None:
+        """Note the largest |input| of each map on some windows."""
 
         def note(name: str) -> Callable[..., None]:
             def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -109,7 +112,7 @@ class Quantized:
             return hook
 
         hooks = [module.register_forward_pre_hook(note(name)) for name, module in self.maps.items()]
-        run()
+        run(model, ids)
         for hook in hooks:
             hook.remove()
 
@@ -154,9 +157,9 @@ def windows(tokenizer: Any, count: int, length: int) -> tuple[Tensor, Tensor]:
         (Path(second.__file__).read_text(), "".join(prose[1::2])),
     )
     found = []
-    for (code, manual), many in zip(texts, (count, CALIBRATION), strict=True):
+    for pair, many in zip(texts, (count, CALIBRATION), strict=True):
         rows = []
-        for text in (code, manual):
+        for text in pair:
             # A token has six characters at most, on average.
             tokens = tokenizer(text[: 12 * many * length], add_special_tokens=False)["input_ids"]
             step = (len(tokens) - length) // max(1, many // 2)
@@ -189,26 +192,29 @@ def measure(folder: Path, variants: list[str], quantizers: list[str], count: int
     config = AutoConfig.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     is_causal = any("CausalLM" in name for name in config.architectures or ())
+    kind = AutoModelForCausalLM if is_causal else AutoModel
     evaluated, calibrating = windows(tokenizer, count, length)
     rows: list[dict[str, Any]] = []
     reference: Tensor | None = None
     for variant in variants:
         with tempfile.TemporaryDirectory() as place:
-            made, refused = folder, ""
-            if VARIANTS[variant]:
-                try:
+            made, refused, options = folder, list[str](), dict(VARIANTS[variant])
+            try:
+                if "migrate" in options.get("operations", ()):
+                    source = kind.from_pretrained(folder, dtype=torch.float32).eval()
+                    measured = measure_activations(source, [{"input_ids": row[None]} for row in calibrating])
+                    options["scales"] = {f"{name}.max": value for name, value in measured.largest.items()}
+                if options:
                     made = Path(place) / "made"
-                    certificate = fold(folder, made, dtype="float32", **VARIANTS[variant])
-                    refused = "; ".join(
-                        f"{each['place']}: {each['reason']}" for each in certificate.plan["refusals"][:2]
-                    )
-                except NormkitError as error:
-                    rows.append({"variant": variant, "refused": first_line(str(error))})
-                    continue
-            kind = AutoModelForCausalLM if is_causal else AutoModel
+                    certificate = fold(folder, made, dtype="float32", **options)
+                    refused = [f"{each['place']}: {each['reason']}" for each in certificate.plan["refusals"][:2]]
+            except NormkitError as error:
+                rows.append({"variant": variant, "refused": first_line(str(error))})
+                print(f"{folder.name:10}{variant:12}{error}", file=sys.stderr)
+                continue
             model = kind.from_pretrained(made, dtype=torch.float32).eval()
         maps = Quantized(model)
-        maps.calibrate(lambda: losses(model, calibrating) if is_causal else embeddings(model, calibrating))
+        maps.calibrate(losses if is_causal else embeddings, model, calibrating)
         for name in ("none", *quantizers):
             begun = time.perf_counter()
             error = maps.apply(QUANTIZERS.get(name))
@@ -276,7 +282,8 @@ def main() -> None:
     document = measure(options.folder, options.variant, options.quantizer, options.windows, options.length)
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
-    print(table(document))
+    if "as it is" in options.variant:
+        print(table(document))
 
 
 if __name__ == "__main__":
