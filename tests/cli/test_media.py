@@ -161,7 +161,7 @@ def test_a_model_of_ones_own(run: Run, tmp_path: Path) -> None:
     assert done.stdout.startswith("own.py:model  Sequential, ")
     rows = "own.py:images: 6 images; rows are channel groups at 1 norm, channels at 1 norm"
     assert rows in " ".join(done.stdout.split())
-    assert Path("normkit-out/own.py:model/report.html").is_file()
+    assert Path("normkit-out/own.py--model/report.html").is_file()
 
     def line(model: str, *arguments: object) -> str:
         return refused(run("inspect", f"{file}:{model}", *arguments, "--no-report"))

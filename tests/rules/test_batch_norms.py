@@ -191,6 +191,15 @@ def test_a_branch_that_a_gain_of_zero_has_closed():
     found = finding_of(inspected(model), "C12")
     assert (found.severity, found.sites) == ("note", ("4", "7"))
     assert "4: of 8 channels 3 have a gain of 0, 0 a variance below eps" in found.evidence
+    # Weight decay that nothing stopped.
+    for factor, severity in ((0.1, None), (1e-4, "warning")):
+        model = trained(network())
+        with torch.no_grad():
+            model[4].weight *= factor
+        found = finding_of(inspected(model), "C12")
+        assert (found and found.severity) == severity
+    assert found.sites == ("4",)
+    assert "none of its 8 gains is over" in found.evidence[0]
     # A block that begins as the identity.
     model = network().eval()
     with torch.no_grad():

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+import normkit as nk
 from faulty_norms import OffsetInSixteenBits, OffsetMissed, OffsetTwice
+from helpers import finding_of
+from media_models import other_model
 from normkit.inspection.result import infer
 
 
@@ -193,3 +196,16 @@ def test_a_gain_that_is_made_in_another_way_is_another_rules(models, inspected, 
     found = finding(inspected(model), "E5")
     assert (found.severity, found.sites) == ("warning", ("model.norm",))
     assert "its gain is computed otherwise" in found.evidence[0]
+
+
+@pytest.mark.slow
+def test_one_tower_whose_gains_lack_the_1():
+    model, batch = other_model("SigLIP, both towers")
+    assert finding_of(nk.inspect(model, batch), "B1") is None
+    with torch.no_grad():
+        for path, module in model.named_modules():
+            if isinstance(module, nn.LayerNorm) and path.startswith("text_model"):
+                module.weight -= 1.0
+    found = finding_of(nk.inspect(model, batch), "B1")
+    assert (found.severity, len(found.sites)) == ("error", 4)
+    assert found.measured == "gains scatter around 0 at 4 of 4 norms: they need a 1 added"

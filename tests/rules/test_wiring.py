@@ -282,4 +282,5 @@ def test_a_norm_that_computes_twice(models, inspected):
     model = models.train(models.plain())
     model.norm = Twice(WIDTH)
     found = finding_of(inspected(models.train(model)), "D5")
-    assert (found.severity, "it is applied twice" in found.evidence[0]) == ("error", True)
+    assert (found.severity, found.sites) == ("error", ("norm",))
+    assert "it is applied twice" in found.evidence[0]

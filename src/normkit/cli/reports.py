@@ -18,13 +18,13 @@ def output_folder(out: Path, *names: str, source: Path | None = None) -> Path:
 
     Args:
         out: The value of --out.
-        names: Names of the folders below it; the "/" of a Hub id becomes "--".
+        names: Names of the folders below it; the "/" of a Hub id and the ":" of FILE.py:NAME become "--".
         source: The folder that the model was read from, or None.
 
     Raises:
         InputError: If it lies within the model's folder, or cannot be made or written to.
     """
-    folder = out.joinpath(*(name.replace("/", "--") for name in names))
+    folder = out.joinpath(*(name.replace("/", "--").replace(":", "--") for name in names))
     if source is not None and folder.resolve().is_relative_to(source.resolve()):
         raise InputError(
             f"the results would be written to {folder}, inside the model's own folder; choose --out elsewhere"

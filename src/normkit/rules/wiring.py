@@ -212,7 +212,12 @@ def norm_after_norm(facts: Facts) -> Outcome:
         else:
             words = f"its input is {origin}: two norms in a row, with only a gain between them"
             words += ", and the same gain: it is applied twice" if is_copy else ""
-        cases.append(Case(site.path, "error" if is_copy else "warning" if is_inside else "note", words))
+        # Functions with one gain that one module calls are a norm that this module applies twice.
+        caller = site.path.partition(":")[0]
+        is_within = is_copy and before is not None and before.path.partition(":")[0] == caller != site.path
+        cases.append(
+            Case(caller if is_within else site.path, "error" if is_copy else "warning" if is_inside else "note", words)
+        )
     return hit(cases, f"{counted(len(cases), 'norm')} of rows that are normalized already")
 
 

@@ -147,3 +147,11 @@ def test_a_slope_of_minus_nothing_is_0(healthy):
     assert [tuple(cell.text for cell in row) for row in table.groups] == [
         ("transformer.h.{0-5}", "1.00", "0.00", "0.120 to 0.503"),
     ]  # fmt: skip
+
+
+def test_a_model_of_gated_norms_alone_has_norms(empty):
+    gated = dataclasses.replace(empty, unrecognised=(("mixer.norm", "Gated: gated norm: gate multiplies elementwise"),))
+    report = describe(gated)
+    assert (report.verdict.tone, report.verdict.headline) == ("good", "No fault found")
+    assert report.verdict.detail.startswith("1 other norm looked at: ")
+    assert [(fact.label, fact.value) for fact in report.facts] == [("other norms", "1 Gated, which no spec describes")]

@@ -228,17 +228,21 @@ def _verdict(inspection: Inspection, run: Section | None) -> Verdict:
     if run is not None and run.verdict is not None and run.verdict.tone != "good":
         found = f"{counted(counts['note'], 'note')}; " if counts["note"] else "No finding: "
         return replace(run.verdict, detail=f"{found}{tally}")
-    looked_at = [
-        counted(number, noun)
-        for number, noun in ((len(inspection.sites), "norm"), (len(inspection.batch_norms), "batch norm"))
-        if number
-    ]
+    num_others = 0 if inspection.sites else len(_other_norms(inspection))
+    numbers = ((len(inspection.sites), "norm"), (len(inspection.batch_norms), "batch norm"), (num_others, "other norm"))
+    looked_at = [counted(number, noun) for number, noun in numbers if number]
     if not looked_at:
         detail = f"This model has no normalization layer that a spec describes. {tally}"
         return Verdict(tone="neutral", headline="No norms", detail=detail)
     notes = f"; {counted(counts['note'], 'thing')} to know" if counts["note"] else ""
     detail = f"{' and '.join(looked_at)} looked at: {tally}"
     return Verdict(tone="good", headline=f"No fault found{notes}", detail=detail)
+
+
+def _other_norms(inspection: Inspection) -> dict[str, str]:
+    """The norms that no spec describes and that are no batch norms, as gated ones: path -> what they are."""
+    known = {norm.path for norm in inspection.batch_norms}
+    return {path: reason for path, reason in inspection.unrecognised if path not in known}
 
 
 def _glance(inspection: Inspection, odd: Sequence[Fact]) -> tuple[Fact, ...]:
@@ -254,6 +258,11 @@ def _glance(inspection: Inspection, odd: Sequence[Fact]) -> tuple[Fact, ...]:
         facts.append(Fact("norms", "; ".join(f"{count} {name}" for name, count in names.most_common())))
     if inspection.batch_norms:
         facts.append(batch_norm_glance(inspection))
+    if (others := _other_norms(inspection)) and not sites:
+        # The reason begins with the class.
+        classes = Counter(reason.partition(":")[0] for reason in others.values())
+        kinds = "; ".join(f"{count} {name}" for name, count in classes.most_common())
+        facts.append(Fact("other norms", f"{kinds}, which no spec describes"))
     if inspection.blocks:
         placements = Counter(PLACEMENTS[block.placement] for block in inspection.blocks)
         parts = [f"{count} {name}" for name, count in placements.most_common()]
