@@ -42,7 +42,7 @@ def test_a_final_norm_holds_the_logits_of_pre_norm_and_changes_nothing_after_pos
     assert alone["first"] == measured[0][arm.name]["first"]
     logits, gradient, rates = STUDY.charts(TINY, list(measured.values()))
     names = [line.label for line in logits.panels[0][1]]
-    assert names == [arm.name for arm in STUDY.arms(TINY)]
+    assert [*names, "no norm at all"] == [arm.name for arm in STUDY.arms(TINY)]
     assert logits.panels[0][1][1].y == tuple(measured[0]["pre, none"]["logits"])
     assert gradient.panels[0][1][0].y == tuple(measured[0]["pre, final norm"]["last_gradient"])
     assert rates.panels[0][1][0].x == TINY["rates"]
@@ -66,6 +66,7 @@ def invented(**changed):
         "pre, none": arm(0.5, 0.0, (2.5, 2.4, 3.3)),
         "post, final norm": arm(0.0, 0.0, (2.4, 2.3, 2.5)),
         "post, none": arm(0.0, 0.0, (2.42, 2.3, 2.47)),
+        "no norm at all": {"losses": [2.6, 2.6, 3.3]},
     }
     return {0: {**paired, **changed}}
 
@@ -84,6 +85,7 @@ def test_what_theory_and_practice_say_is_reproduced():
         (1, {"pre, none": arm(0.5, -0.5, (2.5, 2.4, 3.3))}, "not reproduced"),
         (2, {"pre, none": arm(0.5, 0.0, (2.4, 2.3, 2.5))}, "not reproduced"),
         (2, {"pre, none": arm(0.5, 0.0, (2.4, 2.3, 3.5))}, "reproduced only if"),
+        (2, {"no norm at all": {"losses": [2.3, 2.6, 3.3]}}, "not testable here"),
         (3, {"post, none": arm(0.0, 0.0, (2.4, 2.3, 2.6))}, "not reproduced"),
     ],
 )

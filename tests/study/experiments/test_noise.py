@@ -32,6 +32,7 @@ def as_claimed():
         "noise 1, rate 0.1": net(28, 0.8),
         "noise 1, rate 0.3": net(None, math.nan),
         "noise 2, rate 0.1": net(45, 1.6),
+        "LayerNorm, rate 0.1": net(30, 0.02),
         "no norm, rate 0.1": net(60, 0.6, change=1.0, smoothness=20.0),
         "no norm, rate 0.3": net(None, math.nan),
     }
@@ -43,9 +44,9 @@ def verdicts(measured):
 
 
 def test_verdicts_where_all_is_as_claimed_and_where_nothing_was_run():
-    assert verdicts(as_claimed()) == [("reproduced", "")] * 4
+    assert verdicts(as_claimed()) == [("reproduced", "")] * 5
     assert {verdict for verdict, _ in verdicts({})} == {"not run"}
-    judged = judged_condition(STUDY.claims[1].conditions[0], {0: {**as_claimed(), "no norm, rate 0.1": net(None, 0.6)}})
+    judged = judged_condition(STUDY.claims[2].conditions[0], {0: {**as_claimed(), "no norm, rate 0.1": net(None, 0.6)}})
     assert judged.middle == math.inf
     assert judged.holds
 
@@ -55,12 +56,12 @@ def test_verdicts_where_all_is_as_claimed_and_where_nothing_was_run():
     [
         (0, "BatchNorm, rate 0.1", net(20, 0.01, change=0.9), "reproduced only if"),
         (0, "BatchNorm, rate 0.1", net(20, 0.9, change=0.9), "not reproduced"),
-        (1, "noise 1, rate 0.1", net(58, 0.8), "reproduced only if"),
-        (1, "noise 0.5, rate 0.1", net(59, 0.4), "reproduced only if"),
-        (1, "no norm, rate 0.1", net(23, 0.6), "not reproduced"),
-        (2, "noise 1, rate 0.1", net(32, 0.8), "reproduced only if"),
-        (2, "noise 0.5, rate 0.1", net(32, 0.7), "not reproduced"),
-        (3, "no norm, rate 0.1", net(60, 0.6, smoothness=4.0), "not reproduced"),
+        (2, "noise 1, rate 0.1", net(58, 0.8), "reproduced only if"),
+        (2, "noise 0.5, rate 0.1", net(59, 0.4), "reproduced only if"),
+        (2, "no norm, rate 0.1", net(23, 0.6), "not reproduced"),
+        (3, "noise 1, rate 0.1", net(32, 0.8), "reproduced only if"),
+        (3, "noise 0.5, rate 0.1", net(32, 0.7), "not reproduced"),
+        (4, "no norm, rate 0.1", net(60, 0.6, smoothness=4.0), "not reproduced"),
     ],
 )
 def test_a_claim_falls_with_its_conditions(place, arm, new, verdict):
@@ -74,14 +75,14 @@ def test_the_least_noise_that_shifts_enough_is_taken():
     measured = {**as_claimed(), "no norm, rate 0.1": net(60, 9.0)}
     with pytest.raises(KeyError, match="large enough"):
         sufficient_noise(measured)
-    assert verdicts(measured)[1][0] == "undecided"
+    assert verdicts(measured)[2][0] == "undecided"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rates", [(0.1,), (0.5,)])
 def test_nets_are_observed_at_one_rate_which_is_always_there(rates):
     arms = STUDY.arms({**TINY, "rates": rates})
-    assert len(arms) == 4 * len({*rates, 0.1})
+    assert len(arms) == 5 * len({*rates, 0.1})
     assert len({arm.name for arm in arms}) == len(arms)
     observed, *others = (
         STUDY.measure(ArmContext(settings={**TINY, "rates": rates}, seed=0), arm)
@@ -146,7 +147,7 @@ def drawn():
 
 
 def test_nets_follow_the_settings_and_their_best_rate_counts():
-    assert nets(SETTINGS) == ("BatchNorm", "noise 0.5", "noise 2", "no norm")
+    assert nets(SETTINGS) == ("BatchNorm", "noise 0.5", "noise 2", "LayerNorm", "no norm")
     assert fewest_steps(of_seed(0), "BatchNorm") == 30
     assert fewest_steps(of_seed(0), "no norm") == math.inf
     with pytest.raises(KeyError):

@@ -11,7 +11,16 @@ from torch import nn
 
 from normkit.study.arm_context import ArmContext
 from normkit.study.catalogue import load, settings_of
-from normkit.study.experiments import data_size, entropy, gradient_rise, late_blocks, massive, placement, removal
+from normkit.study.experiments import (
+    data_size,
+    entropy,
+    gradient_rise,
+    late_blocks,
+    massive,
+    placement,
+    removal,
+    selectable_keys,
+)
 from normkit.study.model_parts import initialise
 from normkit.study.result import Arm
 from normkit.study.transformer import Transformer, TransformerConfig
@@ -181,3 +190,18 @@ def losses(**held_out):
 def test_removal_is_judged_against_what_a_norm_gains(removed, never, verdict):
     measured = losses(norms_kept=2.0, norms_removed=removed, never_a_norm=never)
     assert decided_claim(load("removal").claims[0], measured).verdict == verdict
+
+
+def test_majorities_are_counted_and_keys_inside_the_hull_are_hidden():
+    ids, majority = next(selectable_keys.majority_batches({"classes": 3, "batch": 64, "window": 7}, 0))
+    assert [int(row.mode().values) for row in ids[:8]] == majority[:8].tolist()
+    model = Transformer(
+        TransformerConfig(vocabulary=5, context=5, width=2, layers=1, heads=1, norm=None, final_norm=False)
+    )
+    with torch.no_grad():
+        model.position.weight.zero_()
+        model.embedding.weight.copy_(torch.tensor([[1.0, 1], [1, -1], [-1, -1], [-1, 1], [0, 0]]))
+        model.blocks[0].attention.branch.query.weight.zero_()
+        model.blocks[0].attention.branch.query.bias.zero_()
+    # Four corners of a square and its middle; a query of zero attends to all alike.
+    assert selectable_keys.of_attention(model, torch.arange(5)[None]) == (pytest.approx(1.0), pytest.approx(0.2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -90,7 +92,8 @@ def _percent(text: str, says: str, published: str, *, low: float | None = None) 
     return Condition(
         says=says,
         statistic=lambda paired: 100 * difference(ours, theirs, "held_out")(paired) / paired[theirs]["held_out"],
-        **({"high": 0.0} if low is None else {"low": low}),
+        low=-math.inf if low is None else low,
+        high=0.0 if low is None else math.inf,
         published=published,
         bound="paper",
     )

@@ -30,8 +30,8 @@ class NormalizedNet(nn.Module):
     def __init__(self, width: int, seed: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        draw = lambda: nn.Parameter(torch.randn(width, width, generator=generator) / math.sqrt(width))  # noqa: E731
-        self.first, self.second = draw(), draw()
+        first, second = torch.randn(2, width, width, generator=generator) / math.sqrt(width)
+        self.first, self.second = nn.Parameter(first), nn.Parameter(second)
         self.register_buffer("head", torch.randn(width, 4, generator=generator) / math.sqrt(width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,7 +55,8 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
             yield x, teacher(x).detach() + torch.randn(len(x), 4, generator=generator)
 
     def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-        return (model(batch[0]) - batch[1]).square().mean()
+        error: Tensor = model(batch[0]) - batch[1]
+        return error.square().mean()
 
     @torch.no_grad()
     def observe(model: nn.Module, step: int) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import cast
 
 import torch
@@ -67,14 +68,14 @@ def removed_loss(model: Transformer, place: int, text: bytes) -> float:
 
 def late_mean(arm: str, name: str) -> Statistic:
     """The statistic that is the mean of a quantity over the late half of an arm's blocks."""
-    return lambda paired: sum(late := paired[arm][name][len(paired[arm][name]) // 2 :]) / len(late)
+    return lambda paired: fmean(paired[arm][name][len(paired[arm][name]) // 2 :])
 
 
 def late_over_early(paired: Paired) -> float:
     """The cost of removing a late block over that of an early one; the first is none, for all others stand on it."""
     costs = paired["Pre-LN"]["without"]
     early = costs[1 : len(costs) // 2]
-    return late_mean("Pre-LN", "without")(paired) / (sum(early) / len(early))
+    return late_mean("Pre-LN", "without")(paired) / fmean(early)
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:

@@ -149,7 +149,7 @@ _CLAIMS = (
         source=f"{_SUN}, section 2",
         control=_CONTROL,
         conditions=(
-            _is("at most ten of them in a layer", "count", "fewer than ten", (1, 10), "the paper's count"),
+            _is("at most ten of them in a layer", "count", "fewer than ten", (-_INFINITE, 10), "the paper's count"),
             _is("where they are born, all are at the first token", "first", "the first token", (1, 1), "all windows"),
         ),
     ),
