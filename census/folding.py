@@ -28,7 +28,7 @@ from pages import settle
 # The tiny models are a part of the tests.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from tiny_models import RECIPES, configuration, norms, tiny
+from tiny_models import RECIPES, configuration, gain_offset, norms, tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "folding.md"
 
@@ -113,7 +113,7 @@ def without_zero_gains(name: str) -> Any:
     with torch.no_grad():
         for norm in norms(model).values():
             if getattr(norm, "weight", None) is not None:
-                norm.weight += 0.1 * (norm.weight == (-1.0 if type(norm).__name__.startswith("Gemma") else 0.0))
+                norm.weight += 0.1 * (norm.weight == -gain_offset(norm))
     return model
 
 

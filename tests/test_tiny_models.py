@@ -8,7 +8,7 @@ from torch import nn
 
 from folding_cases import results
 from normkit.checkpoint.logits import true_logits
-from tiny_models import FIXED_EPS, RECIPES, WIDTH, norms, set_eps, tiny
+from tiny_models import FIXED_EPS, RECIPES, WIDTH, gain_offset, norms, set_eps, tiny
 
 
 @pytest.mark.sampled(6)
@@ -18,7 +18,7 @@ def test_every_gain_bias_and_table_can_be_missed(family: str) -> None:
     gained = [module for module in norms(model).values() if getattr(module, "weight", None) is not None]
     assert gained or family == "olmo"
     for module in gained:
-        gain = module.weight + (1.0 if type(module).__name__.startswith("Gemma") else 0.0)
+        gain = module.weight + gain_offset(module)
         assert (gain == 0).sum() == 1
         assert gain.abs().sort().values.flatten()[1] > 0.4
         assert gain.max() > 0
@@ -70,6 +70,8 @@ def test_eps_is_that_of_every_norm(family: str) -> None:
         assert found == {None}
     elif family.startswith(("deepseek", "qwen2_vl", "qwen2_5_vl")):
         assert found == {0.25, 1e-6}
+    elif family == "wav2vec2_stable":
+        assert found == {0.25, 1e-5}
     else:
         assert found == {1e-12 if family == "distilbert" else 0.25}
     assert set(FIXED_EPS) <= set(RECIPES)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-WIDTH, LAYERS, HEADS, ROWS, TOKENS = 32, 2, 4, 2, 11
+from tiny_inputs import TOKENS, inputs_of
+
+WIDTH, LAYERS, HEADS = 32, 2, 4
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -72,8 +73,14 @@ class Recipe:
     config: str = ""
 
 
-def _causal(name: str, square: dict[str, Any] | None = None, **options: Any) -> Recipe:
-    return Recipe(name=name, options=options, square=square or {})
+def _causal(name: str, square: dict[str, Any] | None = None, config: str = "", **options: Any) -> Recipe:
+    return Recipe(name=name, options=options, square=square or {}, config=config)
+
+
+def _sound(**options: Any) -> Recipe:
+    sizes = {"conv_dim": [20, 24], "conv_kernel": [4, 3], "conv_stride": [2, 2], "vocab_size": 21}
+    places = {"mask_time_prob": 0.0, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 4}
+    return Recipe(name="Wav2Vec2", head="ForCTC", options={**sizes, **places, **options}, ties=())
 
 
 def _encoder(name: str, **options: Any) -> Recipe:
@@ -81,6 +88,14 @@ def _encoder(name: str, **options: Any) -> Recipe:
     return Recipe(name=name, head="ForMaskedLM", options=types, square={"type_vocab_size": WIDTH})
 
 
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+}
 _GEMMA = {"sliding_window": 4, "query_pre_attn_scalar": 12}
 _MOE = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
 _GROUPS = {"n_group": 2, "topk_group": 1}
@@ -169,6 +184,11 @@ RECIPES: dict[str, Recipe] = {
     "siglip_vision_no_head": dataclasses.replace(_SIGLIP, options={**_SIGLIP.options, "vision_use_head": False}),
     "phi3": _causal("Phi3", _FUSED),
     "olmo2": _causal("Olmo2"),
+    "olmo3": _causal("Olmo3", sliding_window=4),
+    "qwen3_next": _causal("Qwen3Next", **{**_DELTA, **_MOE}),
+    "qwen3_5_text": _causal("Qwen3_5", **_DELTA, config="Qwen3_5TextConfig"),
+    "wav2vec2": _sound(),
+    "wav2vec2_stable": _sound(do_stable_layer_norm=True, feat_extract_norm="layer", conv_bias=True),
     "granite": _causal(
         *("Granite",), embedding_multiplier=2.5, logits_scaling=3.0, residual_multiplier=0.7, attention_multiplier=0.3
     ),
@@ -190,6 +210,7 @@ RECIPES: dict[str, Recipe] = {
     "stablelm_parallel": _causal("StableLm", use_parallel_residual=True, qk_layernorm=True, use_qkv_bias=True),
     "starcoder2": _causal("Starcoder2"),
     "cohere": _causal("Cohere"),
+    "cohere2": _causal("Cohere2", sliding_window=4),
     "cohere_qk_norm": _causal("Cohere", use_qk_norm=True),
     "bloom": _causal("Bloom"),
     "qwen2_moe": _causal("Qwen2Moe", **_MOE),
@@ -228,6 +249,7 @@ FIXED_EPS = {
     "deepseek_v3": "q_a_layernorm and kv_a_layernorm have 1e-6 whatever the configuration says, and keep it here",
     "deepseek_v3_full_q": "as deepseek_v3",
     "distilbert": "its norms have 1e-12 in their code: eps is ignored",
+    "wav2vec2_stable": "the norms behind its convolutions have 1e-5",
     "qwen2_vl": "the norms of its vision model have 1e-6",
     "qwen2_5_vl": "as qwen2_vl",
 }
@@ -278,7 +300,7 @@ def tiny(
     _draw(model, generator)
     if eps is not None and family in ("opt", "opt_post_norm", "whisper"):
         set_eps(model, eps)
-    return model, _inputs(model, generator)
+    return model, inputs_of(model, generator)
 
 
 def configuration(
@@ -308,8 +330,16 @@ def norms(model: nn.Module) -> dict[str, nn.Module]:
     return {
         path: module
         for path, module in model.named_modules()
-        if type(module).__name__.endswith("Norm") and (hasattr(module, "weight") or not list(module.children()))
+        if type(module).__name__.endswith(("Norm", "NormGated"))
+        and type(module).__name__ not in ("GroupNorm", "_WeightNorm")
+        and (hasattr(module, "weight") or not list(module.children()))
     }
+
+
+def gain_offset(norm: nn.Module) -> float:
+    """1 for a norm that adds 1 to its stored gain."""
+    name = type(norm).__name__
+    return float(name.startswith("Gemma") or name in ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm"))
 
 
 def set_eps(model: nn.Module, eps: float) -> None:
@@ -323,7 +353,7 @@ def set_eps(model: nn.Module, eps: float) -> None:
 def _draw(model: nn.Module, generator: torch.Generator) -> None:
     """Draw all weights, and persistent buffers of floating point, in place."""
     gains = {
-        module.weight: 1.0 if type(module).__name__.startswith("Gemma") else 0.0
+        module.weight: gain_offset(module)
         for module in norms(model).values()
         if getattr(module, "weight", None) is not None
     }
@@ -343,52 +373,3 @@ def _draw(model: nn.Module, generator: torch.Generator) -> None:
             else:
                 drawn = (drawn + 0.2) / WIDTH**0.5
             tensor.copy_(drawn)
-
-
-def _inputs(model: Any, generator: torch.Generator) -> dict[str, Tensor]:
-    """Two rows of whatever the model reads; where it takes a mask and looks both ways, the second is padded."""
-
-    def ids(tokens: int) -> Tensor:
-        return torch.randint(3, text.vocab_size, (ROWS, tokens), generator=generator)
-
-    def numbers(*shape: int) -> Tensor:
-        return torch.randn(ROWS, *shape, generator=generator, dtype=torch.float64).to(model.dtype)
-
-    config = model.config
-    text = config.get_text_config()
-    image = getattr(config, "vision_config", config)
-    if model.config.model_type.startswith("qwen2") and hasattr(config, "vision_config"):
-        # One image a row, of two by four patches, of which four make a token.
-        marked = torch.tensor([[4, 6, 6, 3]]).expand(ROWS, -1)
-        grid = torch.tensor([[1, 2, 4]]).expand(ROWS, -1)
-        tokens = torch.cat([ids(3).clamp(min=7), marked, ids(TOKENS - 7).clamp(min=7)], dim=1)
-        patches = numbers(8, 3 * image.patch_size**2).flatten(0, 1)
-        return {
-            "input_ids": tokens,
-            "pixel_values": patches,
-            "image_grid_thw": grid,
-            "mm_token_type_ids": (tokens == 6).long(),
-        }
-    pixels = {}
-    if hasattr(image, "image_size"):
-        pixels = {"pixel_values": numbers(image.num_channels, image.image_size, image.image_size)}
-    if (model.main_input_name == "pixel_values" and not hasattr(config, "text_config")) or "ImageClass" in type(
-        model
-    ).__name__:
-        return pixels
-    if config.model_type == "gemma3":
-        marked = torch.full((ROWS, config.mm_tokens_per_image), config.image_token_index)
-        return {"input_ids": torch.cat([ids(TOKENS - 4).clamp(min=7), marked], dim=1), **pixels}
-    if model.main_input_name == "input_features":
-        # Two frames make one position.
-        features = numbers(config.num_mel_bins, 2 * config.max_source_positions)
-        return {"input_features": features, "decoder_input_ids": ids(TOKENS)}
-    inputs = {"input_ids": ids(TOKENS), **pixels}
-    if config.is_encoder_decoder or not hasattr(model, "generate"):
-        inputs["attention_mask"] = torch.ones(ROWS, TOKENS, dtype=torch.long)
-        inputs["attention_mask"][1, -1] = 0
-    if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids(TOKENS - 3)
-    if "token_type_ids" in inspect.signature(model.forward).parameters and hasattr(config, "type_vocab_size"):
-        inputs["token_type_ids"] = torch.randint(config.type_vocab_size, (ROWS, TOKENS), generator=generator)
-    return inputs

@@ -19,13 +19,18 @@ from normkit.checkpoint.memory import fold
 from normkit.checkpoint.model_folder import sha256
 from normkit.errors import InputError
 from planned_models import model_of, plan_of
-from tiny_models import RECIPES, norms, tiny
+from tiny_models import RECIPES, gain_offset, norms, tiny
 
 REFUSED = {
     **dict.fromkeys(
         ("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert", "electra_wide"),
         "its output is added to the attention sum.0, where no gain can leave it",
     ),
+    **dict.fromkeys(
+        ("wav2vec2", "wav2vec2_stable"),
+        "it stays a LayerNorm, and the mean that it takes out does not turn with its input",
+    ),
+    "olmo3": "its output is added to the residual, where no gain can leave it",
     "electra": "it stays a LayerNorm, and the mean that it takes out does not turn with its input",
     "clip_text": "no gain commutes with a rotation: its output is what CLIPTextModelWithProjection returns",
     "clip_vision": "its output is added to the residual, where no gain can leave it",
@@ -52,7 +57,7 @@ def without_zero_gains(family: str, **options: Any) -> tuple[Any, dict[str, torc
     with torch.no_grad():
         for norm in norms(model).values():
             if getattr(norm, "weight", None) is not None:
-                norm.weight += 0.1 * (norm.weight == (-1.0 if type(norm).__name__.startswith("Gemma") else 0.0))
+                norm.weight += 0.1 * (norm.weight == -gain_offset(norm))
     return model, inputs
 
 

@@ -18,6 +18,7 @@ from normkit.errors import InputError
 from planned_models import model_of, plan_of
 from tiny_models import tiny
 
+ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "electra", "electra_wide")
 REFUSED = {
     "olmo": "stands in the code of its class",
     "opt": "stands in the code of its class",
@@ -26,7 +27,7 @@ REFUSED = {
     "distilbert": "stands in the code of its class",
     "clip_vision": "CLIPVisionModelWithProjection returns the residual",
     **dict.fromkeys(
-        ("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "electra", "electra_wide", "siglip_vision"),
+        (*ENCODERS, "siglip_vision", "qwen3_next", "qwen3_5_text", "wav2vec2", "wav2vec2_stable"),
         "normalizes no sum of linear maps",
     ),
     "modernbert": "normalizes no sum of linear maps",

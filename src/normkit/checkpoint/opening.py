@@ -16,8 +16,9 @@ from normkit.checkpoint.model_folder import ADAPTER, CONFIG, INDEX, WEIGHTS, Fil
 from normkit.checkpoint.plan import FoldPlan
 from normkit.errors import KindError, ModelError
 from normkit.models.expansion import expand
-from normkit.models.family import declared_family
+from normkit.models.family import declared_family, declared_types
 from normkit.models.graph import Graph
+from normkit.models.nearest import nearest_families
 from normkit.text import quoted, typed_line
 
 if TYPE_CHECKING:
@@ -210,7 +211,13 @@ class Opened:
             ModelError: If its family is not declared, or it holds something that its family's file does not declare.
         """
         shapes = {name: info.shape for name, info in self.source.tensors.items()}
-        family = declared_family(str(self.config.get("model_type", "")))
+        kind = str(self.config.get("model_type", ""))
+        if kind not in declared_types() and (near := nearest_families(shapes)):
+            raise ModelError(
+                f"expected a model of one of {len(declared_types())} declared families, got model_type {quoted(kind)}, "
+                f"whose readers and writers are not known and never guessed; {near}"
+            )
+        family = declared_family(kind)
         try:
             return expand(family, self.config, shapes)
         except ModelError:
