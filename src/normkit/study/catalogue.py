@@ -50,7 +50,7 @@ CATALOGUE = {
     "removal": Entry("LayerNorm taken out at the end of training", 40, "removal"),
     "data-size": Entry("Dynamic Tanh in place of LayerNorm, on little text and much", 40, "data_size"),
     "gradient-rise": Entry("weight decay and gradients that rise as the rate falls", 40, "gradient_rise"),
-    "tangent-steps": Entry("steps that keep the length of weights, with and without a norm", 40, "tangent_steps"),
+    "tangent-steps": Entry("steps that keep the length of weights, with and without a norm", 35, "tangent_steps"),
     "selectable-keys": Entry("a majority, and keys that no query can select", 40, "selectable_keys"),
     "massive": Entry("massive activations and attention sinks of a trained model", 5, "massive"),
     "entropy": Entry("attention entropy and sigma-reparametrization", 40, "entropy"),
