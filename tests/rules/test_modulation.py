@@ -90,3 +90,44 @@ def test_a_norm_that_no_condition_changes():
     assert {check.rule: check.status for check in found.checks if check.rule in ("B16", "B17")} == dict.fromkeys(
         ("B16", "B17"), "not checked"
     )
+
+
+def watched(model: nn.Module, *left_out: str, fixed: bool = False, steps: int = 13) -> nk.Inspection:
+    """Train with AdamW, without some parameters; with `fixed`, on a condition that the embedding gives to all."""
+    held = [each for name, each in model.named_parameters() if not any(part in name for part in left_out)]
+    optimizer = torch.optim.AdamW(held, lr=3e-2)
+    with nk.watch(model, optimizer, every=4, say=lambda _: None) as run:
+        for step in range(steps):
+            x, timestep = torch.randn(6, 16, 4, generator=torch.Generator().manual_seed(step)), torch.arange(6)
+            if fixed and step > 4:
+                model.embedding.weight.data.copy_(model.embedding.weight.data[:1].expand(8, -1).clone())
+            optimizer.zero_grad()
+            loss = (model(x, timestep) - x * timestep[:, None, None]).square().mean()
+            loss.backward()
+            run.step(loss)
+            optimizer.step()
+        return run.inspection()
+
+
+def zeroed() -> Dit:
+    model = Dit(1.0, 1.0)
+    for block in model.blocks:
+        nn.init.zeros_(block.modulation[1].weight)
+        nn.init.zeros_(block.modulation[1].bias)
+    return model
+
+
+@pytest.mark.slow
+def test_a_run_whose_modulations_stay_where_they_started():
+    healthy = watched(zeroed())
+    assert finding_of(healthy, "B17") is finding_of(healthy, "B16") is finding_of(healthy, "F4") is None
+    assert [each.varied > 0.001 for each in healthy.modulations] == [True, True, False]
+    # One measured step: gates at 0 are meant.
+    assert finding_of(watched(zeroed(), steps=1), "B17") is None
+    found = finding_of(watched(zeroed(), "modulation"), "B17")
+    assert (found.severity, found.sites) == ("error", ("blocks.0.norm", "blocks.1.norm", "norm"))
+    assert "blocks.0.modulation.1.weight, blocks.1.modulation.1.weight are 0" in found.evidence[0]
+    collapsed = finding_of(watched(zeroed(), fixed=True), "B17")
+    assert (collapsed.severity, collapsed.sites) == ("warning", ("blocks.0.norm", "blocks.1.norm"))
+    lost = watched(Dit(0.0, 1.0, 1.0), steps=5)
+    assert finding_of(lost, "B16").sites == ("blocks.0.norm",)

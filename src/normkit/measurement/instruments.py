@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite
@@ -114,6 +115,11 @@ class Instruments(Counts):
         self._settings: dict[str, Any] = {}
         self._in_place: set[str] = set()
         self._places = {site.path: index for index, site in enumerate(layout.sites)}
+
+    @property
+    def handles(self) -> list[RemovableHandle]:
+        """The handles of its hooks; `remove` removes others that were added here too."""
+        return self._hooks.handles
 
     def install(self) -> None:
         """Put the hooks in."""

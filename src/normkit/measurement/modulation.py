@@ -18,6 +18,7 @@ from normkit.identification.tracing import first_tensor
 from normkit.measurement.hooks import Listener, every_module, observed
 from normkit.measurement.running import Batch, evaluating, first_of, rows, runner, tensors
 from normkit.measurement.structure import Structure
+from normkit.reference import HALF
 
 _SAMPLES = 8
 # Modules between a norm and what reads it, such as those that compute scale and shift.
@@ -26,6 +27,8 @@ _MOST_CALLS = 8
 _FEWEST_PLACES = 4
 # Rounding of a product and a sum, beside cancelled terms; anything bent leaves 1 % and more.
 _FITS = 1e-3
+# Of 16 bits: what is left of a line through rounded numbers, and how far that moves its slope.
+_OF_HALF = 2e-2, 4e-3
 # Ids and masks tell of tokens, labels are no input.
 _NO_CONDITION = ("mask", "ids", "labels")
 
@@ -60,35 +63,45 @@ def find_modulations(model: nn.Module, structure: Structure, batch: Batch) -> tu
         None where no sample differs from another in a condition, as a timestep or a class is, and no norm's output
         is changed differently.
     """
+    bare = {site.path for site in structure.sites if site.gain is None}
+    is_given = has_conditions(batch)
+    # A model without either has a gain behind each norm, and nothing else.
+    if not (is_given or bare):
+        return ()
+    if len(first_of(batch)) < 2:
+        return None
+    found = read_outputs(model, structure, batch)
+    is_varied = any(each.varied > 0 or each.shift_varied > 0 for each in found.values())
+    if not (is_given or is_varied):
+        return None
+    kept = (found[site.path] for site in structure.sites if site.path in found)
+    return tuple(each for each in kept if each.path in bare or each.varied > 0 or each.shift_varied > 0)
+
+
+def has_conditions(batch: Batch) -> bool:
+    """Some sample of a batch differs from another in an argument of its own, as a timestep or a class is."""
     samples = first_of(batch)
-    few = rows(batch, 0, _SAMPLES)
-    given = [
-        value
-        for name, value in tensors(few)
+    return any(
+        bool((value != value[:1]).any())
+        for name, value in tensors(rows(batch, 0, _SAMPLES))
         if value.dim() in (1, 2)
         and len(value) == min(len(samples), _SAMPLES) > 1
         and not name.endswith(_NO_CONDITION)
-        and bool((value != value[:1]).any())
-        and not (value.shape == samples.shape or (value.dim() == 2 and not value.is_floating_point()))
-    ]
-    bare = {site.path for site in structure.sites if site.gain is None}
-    # A model without either has a gain behind each norm, and nothing else.
-    if not (given or bare):
-        return ()
-    if len(samples) < 2:
-        return None
+        and not (value.shape[1:] == samples.shape[1:] or (value.dim() == 2 and not value.is_floating_point()))
+    )
+
+
+def read_outputs(model: nn.Module, structure: Structure, batch: Batch) -> dict[str, Modulation]:
+    """What is done to the output of each norm before a module reads it, by path, on up to eight samples of a batch."""
     seen = _Readers()
     callers = {site.parent for site in structure.sites if site.function is not None}
     listening = observed(model, structure.sites, (), callers, seen)
     reading = every_module(model, seen.before_module, seen.after)
+    few = rows(batch, 0, _SAMPLES)
     # Any third-party forward runs here, on other samples than it was surveyed with.
     with undisturbed(), evaluating(model), torch.no_grad(), suppress(Exception), reading, listening:
         runner(model, few)()
-    is_varied = any(each.varied > 0 or each.shift_varied > 0 for each in seen.found.values())
-    if not (given or is_varied):
-        return None
-    kept = (seen.found[site.path] for site in structure.sites if site.path in seen.found)
-    return tuple(each for each in kept if each.path in bare or each.varied > 0 or each.shift_varied > 0)
+    return seen.found
 
 
 class _Readers(Listener):
@@ -104,7 +117,7 @@ class _Readers(Listener):
 
     def after_site(self, site: NormSite, y: Tensor, _given: object) -> Tensor | None:
         if site.path not in self.found and y.dim() > 2 and len(y) > 1:
-            self._waiting[site.path] = y.detach().double().cpu(), _MOST_CALLS
+            self._waiting[site.path] = y.detach().clone(), _MOST_CALLS
         return None
 
     def before_module(self, path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -115,7 +128,7 @@ class _Readers(Listener):
             found = None
             # A branch beside the norm reads the norm's input: that is a straight line of its output, too.
             if x is not None and x.shape == y.shape and not torch.equal(x, self._entered[norm]):
-                found = _modulation(norm, path, y, x.detach().double().cpu())
+                found = modulation_of(norm, path, y, x)
             if found is not None:
                 self.found[norm] = found
             if found is not None or left == 0:
@@ -127,8 +140,13 @@ class _Readers(Listener):
         """Outputs of modules tell nothing."""
 
 
-def _modulation(norm: str, reader: str, y: Tensor, x: Tensor) -> Modulation | None:
-    """Factor and shift by which each channel of each sample of x is made of y; None where x is made otherwise."""
+def modulation_of(norm: str, reader: str, left: Tensor, read: Tensor) -> Modulation | None:
+    """Factor and shift by which each channel of each sample that is read is made of what left the norm.
+
+    None where it is made otherwise, beyond the rounding of its type.
+    """
+    fits, varies = _OF_HALF if left.dtype in HALF or read.dtype in HALF else (_FITS, _FITS)
+    y, x = (each.detach().double().cpu() for each in (left, read))
     for axis in (-1, 1):
         # Of shape B, channels, places.
         one, other = (each.movedim(axis, 1).flatten(2) for each in (y, x))
@@ -138,8 +156,8 @@ def _modulation(norm: str, reader: str, y: Tensor, x: Tensor) -> Modulation | No
         size = centred.square().sum(2)
         told = size > _FITS * size.mean()
         factors = torch.where(told, (centred * moved).sum(2) / size, 1.0)
-        left = (moved - factors[..., None] * centred)[told].square().mean().sqrt()
-        if not told.any() or not left <= _FITS * other.square().mean().sqrt():
+        residue = (moved - factors[..., None] * centred)[told].square().mean().sqrt()
+        if not told.any() or not residue <= fits * other.square().mean().sqrt():
             continue
         deviation = centred.square().mean().sqrt()
         shifts = torch.where(told, other.mean(2) - factors * one.mean(2), 0.0) / deviation
@@ -151,8 +169,8 @@ def _modulation(norm: str, reader: str, y: Tensor, x: Tensor) -> Modulation | No
             samples=len(y),
             factors=(low, middle, high),
             centre=float(factors[told].mean()),
-            varied=varied if varied > _FITS else 0.0,
+            varied=varied if varied > varies else 0.0,
             shift=float(shifts.square().mean().sqrt()),
-            shift_varied=shift_varied if shift_varied > _FITS else 0.0,
+            shift_varied=shift_varied if shift_varied > varies else 0.0,
         )
     return None

@@ -128,7 +128,7 @@ def _idle_alone(facts: Facts, seen: Sequence[Block]) -> Outcome:
         "where it is exactly 0: look for a gain of 0 or a detached tensor behind the last block with one",
     ),
     confirm="plot the gradient's rms over the blocks: after the change the line is nearly level",
-    follows=("A5", "B5", "D1", "F11", "F12", *CAUSES),
+    follows=("A5", "B5", "B17", "D1", "F11", "F12", *CAUSES),
     looks_at=("run",),
 )
 @of_a_run(NO_TRAINING)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from normkit.measurement.facts import place_of
 from normkit.measurement.modulation import Modulation
+from normkit.measurement.training import Training
 from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
 from normkit.rules.rule import Case, NotChecked, Outcome, Rule, hit
 from normkit.rules.scale import VISIBLE
-from normkit.text import counted, percent
+from normkit.text import counted, percent, shortened
 
 # As far from 0 as rule B5 has it for gains: factors 1 + scale that are nearer to 0 or 2 than to 1 in the mean.
 _NEAR = 0.3
+
+# Fifty times what 16 bits show of a difference. In healthy runs the difference is a sixth of the shift from step 20 on.
+_MOVED = 0.2
 
 NO_CONDITION = NotChecked("no sample of the batch differs from another in a condition, such as a timestep or a class")
 """The answer of a rule that needs the modulations."""
@@ -60,11 +66,13 @@ def lost_one(facts: Facts) -> Outcome:
 @Rule(
     id="B17",
     title="Adaptive norms that no condition changes",
-    severity="warning",
+    severity="error",
     threshold=(
         f"factor and shift differ by less than {percent(VISIBLE)} between samples of different conditions, while at "
         "norms of the same name, or before training everywhere, they differ (warning); everywhere (warning in a model "
-        "with trained weights, else a note)"
+        "with trained weights, else a note). In a run: by less than that where they have moved by more than "
+        f"{percent(_MOVED)} or others differ by as much (warning), or where weights that are 0 get gradients and no "
+        "optimizer holds them, as it holds others (error)"
     ),
     source="adaLN-Zero starts so: Peebles & Xie 2023, arXiv:2212.09748, section 3.2",
     why=(
@@ -83,6 +91,8 @@ def collapsed(facts: Facts) -> Outcome:
     """Norms whose factor and shift are the same for all conditions."""
     if facts.modulations is None:
         return _unknown(facts)
+    if facts.training is not None:
+        return _collapsed_in_a_run(facts.modulations, facts.training)
     still = [each for each in facts.modulations if not _varies(each)]
     alive = [each for each in facts.modulations if _varies(each)]
     places = {place_of(each.path) for each in alive}
@@ -98,6 +108,28 @@ def collapsed(facts: Facts) -> Outcome:
     ]
     whole = len(alive) + len(cases)
     return hit(cases, f"{len(cases)} of {counted(whole, 'adaptive norm')} the same for all conditions", "adaptive norm")
+
+
+def _collapsed_in_a_run(modulations: Sequence[Modulation], training: Training) -> Outcome:
+    """The same of the newest measured step; all start the same where adaLN-Zero does, and leave that within a run."""
+    still = [each for each in modulations if not _varies(each)]
+    places = {place_of(each.path) for each in modulations if max(each.varied, each.shift_varied) > _MOVED}
+    held = [
+        each.path
+        for each in training.parameters
+        if each.kind == "weight" and each.rms == 0 and each.gradient_steps > 0 and not each.trained
+    ]
+    has_optimizer = any(each.trained for each in training.parameters)
+    cases = []
+    for each in still:
+        words = f"the same factor and shift for all {counted(each.samples, 'sample')}"
+        if len(still) == len(modulations) and held and has_optimizer:
+            words += f"; {shortened(held, 2)} {'are' if len(held) > 1 else 'is'} 0, with gradients, in no optimizer"
+            cases.append(Case(each.path, "error", words))
+        elif max(abs(each.centre - 1), each.shift) > _MOVED or place_of(each.path) in places:
+            cases.append(Case(each.path, "warning", words))
+    measured = f"{len(cases)} of {counted(len(modulations), 'adaptive norm')} the same for all conditions"
+    return hit(cases, measured, "adaptive norm")
 
 
 def _varies(each: Modulation) -> bool:

@@ -2,6 +2,8 @@
 
 inputs.py            statistics of the batches and labels
 parameters.py        what each parameter is, sums of squares, and how far it moves
+batch_norms.py       what enters batch norms, against their running statistics
+modulations.py       what a condition does to the output of adaptive norms
 loop.py              checks how the training loop uses complete gradients
 step_recorder.py     everything that is measured of one model in its steps
 ranks.py             the processes: what they pool, and what each of them holds

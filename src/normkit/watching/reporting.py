@@ -172,6 +172,7 @@ def inspection_of_run(
         name=name,
         text={"source": f"{steps} steps of training", "tokens": training.tokens, "padding": 0},
         data=None if recorder is None else recorder.batch_norms,
+        modulations=None if recorder is None else recorder.modulations.found(),
         # Norms that were not measured are not known to be missing.
         intent=watched.intent if sites else None,
         baseline=watched.baseline if sites else None,

@@ -23,6 +23,7 @@ from normkit.identification.tracing import first_output
 from normkit.measurement.baseline import Baseline, check_fits
 from normkit.measurement.intent import Intent, stock_intent
 from normkit.measurement.modes import dropout_in_front, drops
+from normkit.measurement.modulation import has_conditions, read_outputs
 from normkit.measurement.patches import Sharing, find_shared
 from normkit.measurement.running import Batch, caller, changed, evaluating, part, tensors, vocabulary
 from normkit.measurement.structure import Structure, survey
@@ -133,6 +134,7 @@ def start_up(
                     ranks=ranks,
                     # A sharded weight cannot be doubled in place.
                     invariant=frozenset() if is_distributed_run() else insensitive(model, small),
+                    readers=_readers(model, structure, small),
                 )
                 called, norms = structure.called.modules, {site.path for site in recorder.batch_norms.sites}
                 last = max((place for place, call in enumerate(called) if call.path in norms), default=0)
@@ -163,6 +165,16 @@ def start_up(
         observer=observer,
         remarks=tuple(remarks),
     )
+
+
+def _readers(model: nn.Module, structure: Structure, batch: Batch) -> dict[str, str]:
+    """The modules that read the output of norms without a gain, by path of the norm; none without conditions."""
+    bare = {site.path for site in structure.sites if site.gain is None and site.module is not None}
+    if not bare or not has_conditions(batch):
+        return {}
+    with undisturbed(model):
+        found = read_outputs(model, structure, batch)
+    return {path: each.reader for path, each in found.items() if path in bare}
 
 
 def shortened(batch: Batch) -> Batch:

@@ -19,6 +19,7 @@ from normkit.reference import HALF
 from normkit.watching.batch_norms import RunStatistics
 from normkit.watching.inputs import INPUTS, InputRecorder
 from normkit.watching.loop import LOOP, LoopRecorder
+from normkit.watching.modulations import RunModulations
 from normkit.watching.parameters import (
     MOVES,
     PARAMETER_SUMS,
@@ -39,7 +40,7 @@ _MOST_STEPS = 256
 class StepRecorder:
     """The measurements of one model, given without its wrappers.
 
-    `invariant` are the paths of the parameters whose length makes no difference.
+    `invariant` are the paths of the parameters whose length makes no difference, `readers` what `RunModulations` takes.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class StepRecorder:
         scaler: Any,
         ranks: Ranks,
         invariant: frozenset[str] = frozenset(),
+        readers: Mapping[str, str] | None = None,
     ) -> None:
         self.layout = structure.layout(is_pooled=True)
         self.parameters = watched_parameters(model, structure, optimizers)
@@ -87,6 +89,7 @@ class StepRecorder:
         """Of each measured step the packed tables of all processes."""
         self.instruments = Instruments(model, self.layout, self.tables)
         self.batch_norms = RunStatistics(model, structure.others, self.instruments)
+        self.modulations = RunModulations(model, readers or {}, self.instruments)
         tensors = [parameter.tensor for parameter in self.parameters]
         self._shares = torch.tensor(shares, dtype=self.tables["steps"].dtype, device=self._device)
         self._sampler = UpdateSampler(tensors, self._device)
@@ -117,6 +120,7 @@ class StepRecorder:
         """Put the hooks into the model, given as the loop calls it, and into the optimizers."""
         self.instruments.install()
         self.batch_norms.install(given)
+        self.modulations.install()
         self._inputs.install(given)
         self.loop.install()
 
