@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -10,11 +11,13 @@ import torch
 from folded_checkpoints import check, failed, flipped, folded, tensors, write_certificate
 from folding_cases import BAR, FLAGS, TIES, difference, reasons, results
 from normkit.checkpoint import verify
+from normkit.checkpoint.build_model import replay
 from normkit.checkpoint.loading import load
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.planning import make_plan
 from normkit.errors import InputError
+from normkit.spec import NormSpec
 from planned_models import model_of, plan_of
 from tiny_models import tiny
 
@@ -53,6 +56,51 @@ def halved(family: str, halvings: int = 3, operations: tuple[str, ...] = ("scale
 @pytest.mark.parametrize(("family", "tied"), TIES)
 def test_halved_often_a_model_computes_the_same(family, tied):
     assert halved(family, 5, tied=tied, eps=1e-2) <= BAR
+
+
+WITH_FIXED_EPS = ["olmo", "opt", "opt_post_norm", "bert", "distilbert", "modernbert", "electra"]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("family", WITH_FIXED_EPS)
+def test_with_an_eps_that_cannot_follow_it_computes_what_the_source_does_with_another(family):
+    model, inputs = tiny(family)
+    before, source = results(model, inputs), copy.deepcopy(model)
+    plan = fold(model, operations=["scale"], halvings=4, fixed_eps=True, untie=True).plan
+    assert plan.acts_as
+    after = results(model, inputs)
+    replay(source, {path: NormSpec.from_json(spec) for path, spec in plan.acts_as.items()}, "the plan")
+    assert difference(results(source, inputs), after) <= BAR
+    assert "cannot follow what is halved 4 times" in " ".join(plan.remarks)
+    # Another eps is another model, though not by much.
+    assert BAR < difference(before, after) < 0.5 * max(float(value.abs().max()) for value in before.values())
+
+
+def test_the_length_of_a_row_changes_by_no_more_than_is_derived():
+    rows = torch.randn(500, 32, dtype=torch.float64) * torch.logspace(-3, 1, 500, dtype=torch.float64)[:, None]
+    for halvings in (1, 5, 9):
+        for kind in ("rms", "layer"):
+            variance = rows.square().mean(-1) if kind == "rms" else rows.var(-1, unbiased=False)
+            for eps in (1e-12, 1e-5, 1e-2):
+                share = (1 + (4.0**halvings - 1) * eps / (variance + eps)) ** -0.5
+                # Each side has a few roundings of numbers near 1.
+                assert (1 - share <= (4.0**halvings - 1) * eps / (2 * variance) + 1e-15).all()
+                longer = ((variance + eps) / (variance + eps * 0.25**halvings)).sqrt()
+                assert (longer - 1 <= eps / (2 * variance) + 1e-15).all()
+
+
+@pytest.mark.slow
+def test_on_disk_it_is_proved_with_an_eps_that_stands_in_code(tmp_path):
+    pair = folded(tmp_path, "opt", torch.bfloat16, operations=["scale"], halvings=4, fixed_eps=True, untie=True)
+    assert failed(verify(pair.source, pair.result)) == {}
+    document = pair.certificate
+    assert document["asked"]["options"] == {"halvings": 4, "fixed_eps": True}
+    eps = {spec["eps"] for spec in document["plan"]["acts_as"].values()}
+    assert eps == {1e-5 * 4.0**4}
+    document["plan"]["acts_as"]["model.decoder.final_layer_norm"]["eps"] = 1e-5
+    write_certificate(pair.result, document)
+    assert failed(verify(pair.source, pair.result)).keys() == {"plan"}
 
 
 @pytest.mark.slow
@@ -103,6 +151,8 @@ def test_what_cannot_be_halved_is_refused_with_the_reason():
     for options in ({}, {"halvings": 25}):
         with pytest.raises(InputError, match="scale takes 1 to 24 halvings, got"):
             plan_of(model_of("llama"), "scale", **options)
+    with pytest.raises(InputError, match="fixed_eps is for scale, got it with gain"):
+        plan_of(model_of("llama"), "gain", fixed_eps=True)
     with pytest.raises(InputError, match="got 3 with gain"):
         plan_of(model_of("llama"), "gain", halvings=3)
 
@@ -113,6 +163,7 @@ def test_query_norms_of_which_the_projection_is_not_declared_are_refused():
     opened.__dict__["graph"] = dataclasses.replace(opened.graph, norms=norms)
     (refusal,) = make_plan(opened, operations=["scale"], halvings=3).refusals
     expected = "it has the eps of the norms that read the residual, and it normalizes no sum of linear maps"
+    expected += "; fixed_eps accepts that it acts as another"
     assert (refusal.place, refusal.reason) == ("model.layers.0.self_attn.q_norm", expected)
 
 

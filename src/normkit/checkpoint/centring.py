@@ -10,11 +10,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from normkit import specs
 from normkit.checkpoint.offsets import become
 from normkit.checkpoint.plan import NormChange, Operation
 from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
-from normkit.conventions import gain as gains
+from normkit.checkpoint.scaling import spec_of
 from normkit.models.graph import Linear
 from normkit.spec import NormSpec
 
@@ -57,8 +56,7 @@ def become_rms(
             builder.refuse("rms", norm.name, reason)
             continue
         changed[norm.name] = dataclasses.replace(changed[norm.name], becomes_rms=True)
-        gain = gains.Gain(norm.weight is not None, norm.offset, has_bias=norm.bias is not None)
-        swaps[norm.module] = specs.TORCH_RMS_NORM.replace(eps=norm.eps, **gain.conventions())
+        swaps[norm.module] = spec_of(dataclasses.replace(norm, kind="rms"), norm.eps)
     return tuple(changed.values()), swaps
 
 

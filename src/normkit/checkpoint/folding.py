@@ -55,6 +55,7 @@ def fold(
     resume: bool = False,
     for_training: bool = False,
     halvings: int = 0,
+    fixed_eps: bool = False,
     seed: int | None = None,
     matrix: GivenTensors | None = None,
     scales: GivenTensors | None = None,
@@ -75,6 +76,8 @@ def fold(
         resume: Finish a fold that was interrupted; the bits are those of one that was not.
         for_training: The result will be trained further: dropout is then an error.
         halvings: For "scale", how often the residual stream is halved.
+        fixed_eps: For "scale": accept norms whose eps cannot follow their input, as it stands in code; a row of
+            variance v becomes shorter there, by (4^halvings - 1) eps / 2 v at most.
         seed: For "rotate", the seed of the random signs; None is 0.
         matrix: For "rotate", orthogonal matrices in place of a seed, as `normkit.fold` takes them.
         scales: For "migrate", a safetensors file, as `normkit.fold` takes it.
@@ -98,6 +101,7 @@ def fold(
             dtype=dtype,
             for_training=for_training,
             halvings=halvings,
+            fixed_eps=fixed_eps,
             seed=seed,
             matrix=asked_matrices(matrix),
             scales=asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two),

@@ -145,6 +145,8 @@ class Agreement:
     """That half unit, relative: of the coarsest dtype that folding rounded to; 0 if it rounded none."""
     noun: str = "token"
     """The unit that is counted: "token" or "image"."""
+    moved_by_eps: float = 0.0
+    """The largest |difference| before the source's norms were given the eps that those of the result act as with."""
 
     @property
     def holds(self) -> bool:
@@ -162,6 +164,7 @@ class Agreement:
             "kl_divergence": self.divergence,
             "same_first": self.same_first,
             "unit": self.unit,
+            **({"moved_by_eps": self.moved_by_eps} if self.moved_by_eps else {}),
         }
 
 

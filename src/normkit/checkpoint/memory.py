@@ -69,6 +69,7 @@ def fold(
     inverse: Folding | None = None,
     batch: Any = None,
     halvings: int = 0,
+    fixed_eps: bool = False,
     seed: int | None = None,
     matrix: GivenTensors | Tensor | None = None,
     scales: GivenTensors | None = None,
@@ -103,6 +104,8 @@ def fold(
         batch: For batch norms, an input: a tensor, a tuple of arguments or a dictionary of keyword arguments. None:
             one is made up for the first convolution or linear map.
         halvings: For "scale", how often the residual stream is halved.
+        fixed_eps: For "scale": accept norms whose eps cannot follow their input, as it stands in code; a row of
+            variance v becomes shorter there, by (4^halvings - 1) eps / 2 v at most.
         seed: For "rotate", the seed of the random signs; None is 0.
         matrix: For "rotate", orthogonal matrices in place of a seed, float32 or float64, in a safetensors file or a
             dictionary: "R1" for the stream, PATH.R2 for the values of an attention's heads; what it lacks is not
@@ -151,6 +154,7 @@ def fold(
         for_training=for_training,
         change_class=False,
         halvings=halvings,
+        fixed_eps=fixed_eps,
         seed=seed,
         matrix=asked_matrices(matrix),
         scales=asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two),

@@ -26,6 +26,7 @@ OPERATIONS: tuple[Operation, ...] = (*ALL, "exponent", "migrate", "scale", "rota
 
 OPTIONS: dict[str, type] = {
     "halvings": int,
+    "fixed_eps": bool,
     "seed": int,
     "matrix": str,
     "scales": str,
@@ -340,6 +341,8 @@ class FoldPlan:
     """Keys of config.json that are removed."""
     swaps: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Path of each norm that becomes an RMSNorm for which no stock class exists -> its spec as JSON."""
+    acts_as: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Path of each norm whose eps cannot follow its input -> the spec as JSON with which SRC computes what DST does."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The numbers that operations were given, by the names of `make_plan`'s arguments."""
     remarks: tuple[str, ...] = ()
@@ -351,8 +354,9 @@ class FoldPlan:
             self,
             dict_factory=lambda pairs: {key: each.sha256 if isinstance(each, Given) else each for key, each in pairs},
         )
-        if not self.options:
-            del document["options"]
+        for name in ("options", "acts_as"):
+            if not document[name]:
+                del document[name]
         document["edits"] = [
             {"relation": edit.relation, **written} for edit, written in zip(self.edits, document["edits"], strict=True)
         ]

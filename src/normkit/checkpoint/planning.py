@@ -31,6 +31,7 @@ from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
 from normkit.checkpoint.rotation import head_width, rotate_stream, rotate_values
 from normkit.checkpoint.scaling import scale_stream
 from normkit.errors import InputError
+from normkit.models.graph import Norm
 from normkit.models.settings import Settings
 from normkit.spec import NormSpec
 from normkit.text import counted, percent
@@ -50,6 +51,7 @@ def make_plan(
     for_training: bool = False,
     change_class: bool = True,
     halvings: int = 0,
+    fixed_eps: bool = False,
     seed: int | None = None,
     matrix: Matrices | None = None,
     scales: Scales | None = None,
@@ -64,6 +66,7 @@ def make_plan(
         for_training: The result will be trained further: dropout is then an error.
         change_class: The model may become one of another family, if that family computes the same.
         halvings: For "scale", how often the residual stream is halved.
+        fixed_eps: For "scale": norms whose eps cannot follow their input may act as with another.
         seed: For "rotate", the seed of the signs; None is 0.
         matrix: For "rotate", matrices in place of the seed.
         scales: For "migrate".
@@ -102,6 +105,8 @@ def make_plan(
         raise InputError(
             f"migrate and {rivals[0]} change the same gains; fold with {rivals[0]} first, then fold the result"
         )
+    if fixed_eps and "scale" not in asked:
+        raise InputError(f"fixed_eps is for scale, got it with {', '.join(asked)}; leave it out")
     if ("scale" in asked) != (halvings != 0) or not 0 <= halvings <= MOST_HALVINGS:
         raise InputError(f"scale takes 1 to {MOST_HALVINGS} halvings, got {halvings} with {', '.join(asked)}")
     settings = Settings(graph.family, config)
@@ -140,8 +145,10 @@ def make_plan(
     if "value" in asked:
         for attention in graph.attentions:
             move_value_bias(context, builder, attention)
+    acting: dict[str, NormSpec] = {}
     if "scale" in asked:
-        written |= scale_stream(context, builder, halvings)
+        keys, acting = scale_stream(context, builder, halvings, fixed_eps=fixed_eps)
+        written |= keys
     swaps: dict[str, NormSpec] = {}
     dropped: tuple[str, ...] = ()
     if "rms" in asked:
@@ -180,8 +187,10 @@ def make_plan(
         config=written,
         dropped=dropped,
         swaps={path: spec.to_json() for path, spec in swaps.items()},
+        acts_as={path: spec.to_json() for path, spec in acting.items()},
         options={
             **({"halvings": halvings} if halvings else {}),
+            **({"fixed_eps": True} if fixed_eps else {}),
             **({} if seed is None else {"seed": seed}),
             **({} if matrix is None else {"matrix": matrix.sha256}),
             **({} if scales is None else scales.options),
@@ -194,6 +203,7 @@ def make_plan(
                 else []
             ),
             *_remarks(context, opened, edits, changes),
+            *_on_eps(acting, graph.norms, halvings),
             *([matrix.remark] if matrix is not None else ()),
             *graph.family.remarks,
         ),
@@ -241,6 +251,21 @@ def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit], change
             "the embeddings are taken for the head, or the folder is refused; for use there fold without untying"
         )
     return remarks + _code_left_out(opened)
+
+
+def _on_eps(acting: Mapping[str, NormSpec], norms: Sequence[Norm], halvings: int) -> list[str]:
+    """A note on norms whose eps does not follow their input, and on the rows for which that matters."""
+    eps = [norm.eps for norm in norms if norm.module in acting and norm.eps is not None]
+    if not eps:
+        return []
+    # The bound of scaling.py for a share of 2^-9, half a unit of bfloat16.
+    variance = max(eps) * (4.0**halvings - 1) * 2.0**8
+    return [
+        f"the eps of {counted(len(eps), 'norm')} ({max(eps):g}) cannot follow what is halved {halvings} times: each "
+        f"computes what SRC does with the eps in acts_as, {max(spec.eps or 0.0 for spec in acting.values()):.3g} at "
+        "most; a row of variance v changes its length by (4^K - 1) eps / 2 v at most, which is below 2^-9 above "
+        f"{variance:.3g}; verify --logits compares with SRC at that eps, and says what it moves"
+    ]
 
 
 def _code_left_out(opened: Opened) -> list[str]:

@@ -121,6 +121,9 @@ def describe_proof(found: Verification, agreement: Agreement | None = None, toke
             first = "token" if agreement.noun == "token" else "class"
             same = percent(agreement.same_first)
             said += f"; KL {significant(agreement.divergence)}, the same first {first} at {same}"
+        if agreement.moved_by_eps:
+            said += "; the source has the eps that the result's norms act as with, which moves its own logits by "
+            said += significant(agreement.moved_by_eps)
         if agreement.unit:
             rounding = significant(agreement.rounding)
             said += f"; moving the source's weights by half a unit in the last place: {rounding}"

@@ -102,6 +102,11 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     help="Dtype of the written weights.",
 )
 @click.option("--halvings", type=int, default=0, metavar="K", help="For scale: divide the residual stream by 2^K.")
+@click.option(
+    "--fixed-eps",
+    is_flag=True,
+    help="For scale: accept norms whose eps stands in code and acts as 4^K times itself; the plan says what it moves.",
+)
 @click.option("--seed", type=int, default=None, metavar="N", help="For rotate: seed of the random signs.  [default: 0]")
 @matrix_option
 @scales_option
@@ -138,6 +143,7 @@ def fold_checkpoint(
     untie: bool,
     dtype: str,
     halvings: int,
+    fixed_eps: bool,
     seed: int | None,
     matrix: Path | None,
     scales: Path | None,
@@ -183,7 +189,7 @@ def fold_checkpoint(
         raise click.UsageError("--fit is for --ops scale, in place of --halvings.")
     given = asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two)
     matrices = asked_matrices(matrix)
-    measured = _headroom(folder, text) if fit else None
+    measured = _headroom(folder, text, fixed_eps=fixed_eps) if fit else None
     if measured is not None and not measured.halvings:
         raise InputError(f"nothing needs to be scaled: {measured}")
     with open_checkpoint(folder) as opened:
@@ -194,6 +200,7 @@ def fold_checkpoint(
             dtype=dtype,
             for_training=for_training,
             halvings=measured.halvings if measured else halvings,
+            fixed_eps=fixed_eps,
             seed=seed,
             matrix=matrices,
             scales=given,
@@ -233,7 +240,7 @@ def fold_checkpoint(
         results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)
 
 
-def _headroom(folder: Path, path: str | None) -> Headroom:
+def _headroom(folder: Path, path: str | None, *, fixed_eps: bool) -> Headroom:
     """How large the numbers of a model become on a text, in float32."""
     from normkit.checkpoint.headroom import headroom
     from normkit.checkpoint.loading import load_model
@@ -244,4 +251,4 @@ def _headroom(folder: Path, path: str | None) -> Headroom:
     loaded = load_model(str(folder), dtype="float32")
     batches = batches_for(loaded, path, words, length=_LENGTH, max_tokens=_TOKENS, batch_size=_BATCH)
     with open_checkpoint(folder) as opened:
-        return headroom(loaded.model, opened.graph, batches.batches)
+        return headroom(loaded.model, opened.graph, batches.batches, fixed_eps=fixed_eps)

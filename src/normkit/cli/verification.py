@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,18 +99,27 @@ def verify_fold(
 
 def _agreement(source: Path, result: Path, path: str | None, words: str | None) -> tuple[Agreement, str]:
     """How near the logits are, and the texts on which they were compared."""
-    from normkit.checkpoint.build_model import quiet_libraries
+    from normkit.checkpoint.build_model import quiet_libraries, replay
     from normkit.checkpoint.certificate import Certificate
     from normkit.checkpoint.loading import load_model
     from normkit.checkpoint.logits import compare_logits, half_unit
+    from normkit.checkpoint.model_folder import CERTIFICATE
+    from normkit.spec import NormSpec
 
     models = [load_model(str(folder), dtype="float64", text_only=False) for folder in (source, result)]
-    tensors = Certificate.read(result).tensors.values()
+    certificate = Certificate.read(result)
+    acting = {path: NormSpec.from_json(spec) for path, spec in certificate.plan.get("acts_as", {}).items()}
+    tensors = certificate.tensors.values()
     unit = half_unit({edit["dtype"] for edit in tensors if edit["relation"] in ("product", "sum")})
     batches = _batches(models[0], path, words)
     with quiet_libraries():
         inputs = [batch for each in batches for batch in each.batches]
+        moved = 0.0
+        if acting:
+            moved = compare_logits(models[0].model, models[1].model, inputs, unit=0.0).difference
+            replay(models[0].model, acting, CERTIFICATE)
         agreement = compare_logits(models[0].model, models[1].model, inputs, unit=unit)
+        agreement = replace(agreement, moved_by_eps=moved)
     return agreement, " and ".join(each.source for each in batches)
 
 
