@@ -195,7 +195,9 @@ def measure(folder: Path, variants: list[str], quantizers: list[str], count: int
     kind = AutoModelForCausalLM if is_causal else AutoModel
     evaluated, calibrating = windows(tokenizer, count, length)
     rows: list[dict[str, Any]] = []
-    reference: Tensor | None = None
+    reference = torch.empty(0)
+    if not is_causal:
+        reference = embeddings(kind.from_pretrained(folder, dtype=torch.float32).eval(), evaluated)
     for variant in variants:
         with tempfile.TemporaryDirectory() as place:
             made, refused, options = folder, list[str](), dict(VARIANTS[variant])
@@ -222,7 +224,6 @@ def measure(folder: Path, variants: list[str], quantizers: list[str], count: int
                 found = losses(model, evaluated)
             else:
                 vectors = embeddings(model, evaluated)
-                reference = vectors if reference is None else reference
                 found = [1.0 - float(each) for each in (vectors * reference).sum(1)]
             rows.append({"variant": variant, "quantizer": name, "weights": error, "windows": found, "refused": refused})
             spent = time.perf_counter() - begun

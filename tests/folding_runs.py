@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -140,7 +141,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def killed(source: Path, destination: Path, threads: int, seed: int) -> tuple[int, int]:
+def killed(
+    source: Path, destination: Path, threads: int, seed: int, run: Callable[..., object] = fold
+) -> tuple[int, int]:
     """Fold in processes that are killed at random moments, then in one that is let be.
 
     Where a destination is there after a kill, nothing touches it any more: it must be whole.
@@ -154,7 +157,7 @@ def killed(source: Path, destination: Path, threads: int, seed: int) -> tuple[in
         heard, told = os.pipe()
         process = os.fork()
         if process == 0:
-            fold(source, destination, resume=True, threads=threads, progress=lambda *_, to=told: os.write(to, b"."))
+            run(source, destination, resume=True, threads=threads, progress=lambda *_, to=told: os.write(to, b"."))
             os._exit(0)
         os.close(told)
         with os.fdopen(heard, "rb", buffering=0) as steps:
@@ -168,7 +171,7 @@ def killed(source: Path, destination: Path, threads: int, seed: int) -> tuple[in
             (destination / JOURNAL).unlink(missing_ok=True)
             return kills, 0
     kept = len(list(staging.glob("*.safetensors")))
-    fold(source, destination, resume=True, threads=threads)
+    run(source, destination, resume=True, threads=threads)
     return kills, kept
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from folded_checkpoints import (
     check,
     failed,
     flip,
+    folded,
     forge,
     reworded,
     tensors,
@@ -63,6 +65,47 @@ def test_a_forged_source_fails_by_algebra(pair):
     # The bias that was folded went through this matrix.
     assert faults.keys() >= {"product", "sum"}
     assert "transformer.h.0.attn.c_attn.weight[" in faults["product"]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("operation", "options"),
+    [
+        ("exponent", {}),
+        ("scale", {"halvings": 2}),
+        ("rotate", {"seed": 3, "untie": True}),
+        ("migrate", {"scales": {"model.layers.0.input_layernorm": torch.full((32,), 3.0)}}),
+    ],
+)
+def test_a_fold_that_computes_the_same_and_does_not_follow_fails_for_each_operation(tmp_path, operation, options):
+    pair = folded(tmp_path, "llama", operations=[operation], **options)
+    given = {key: value for key, value in options.items() if key == "scales"}
+    place = tensors(pair.result)
+    first, second = (place[f"model.layers.{block}.self_attn.q_proj.weight"] for block in (0, 1))
+    whole = first.file.read_bytes(), second.file.read_bytes()
+    swapped = [file[each.start : each.stop] for file, each in zip(whole, (first, second), strict=True)][::-1]
+    for each, content in zip((first, second), swapped, strict=True):
+        with each.file.open("r+b") as file:
+            file.seek(each.start)
+            file.write(content)
+    forge(pair)
+    assert "model.layers.0.self_attn.q_proj.weight[" in str(failed(verify(pair.source, pair.result, **given)))
+    for each, content in zip((first, second), whole, strict=True):
+        each.file.write_bytes(content)
+    # One gain twice as large, and what reads it half as large.
+    for file in sorted(pair.result.glob("*.safetensors")):
+        weights = load_file(file)
+        for name, value in weights.items():
+            if name.startswith("model.layers.0."):
+                value *= 2.0 if "input_layernorm" in name else 0.5 if re.search("[qkv]_proj", name) else 1.0
+        save_file(weights, file, {"format": "pt"})
+    config = json.loads((pair.result / "config.json").read_text())
+    config["rms_norm_eps"] *= 1 + 2**-50
+    (pair.result / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    forge(pair)
+    faults = failed(verify(pair.source, pair.result, **given))
+    assert "rms_norm_eps" in faults.pop("config.json")
+    assert "model.layers.0.self_attn.q_proj.weight[" in str(faults)
 
 
 def test_many_forged_elements_are_counted(pair):

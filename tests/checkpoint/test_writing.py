@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,14 +18,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import folding_runs
+from checkpoint.test_batch_norm_files import model_of
 from folding_runs import contents, fold
 from forks import Fork
 from normkit.checkpoint import folding
+from normkit.checkpoint.activations import measure_activations
 from normkit.checkpoint.folding import affordable
 from normkit.checkpoint.hadamard import rotate_columns
 from normkit.checkpoint.plan import FoldPlan
 from normkit.checkpoint.reader import CheckpointSource
 from normkit.errors import InputError, ModelError
+from tiny_models import tiny
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +51,7 @@ def own(source: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(source, tmp_path / "model"))
 
 
-def partial(destination: Path) -> Path:
+def partial_of(destination: Path) -> Path:
     return destination.with_name(f".{destination.name}.normkit-partial")
 
 
@@ -183,7 +187,31 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(source, who
     assert any(kept for _, kept in told)
     for seed in seeds:
         assert contents(tmp_path / seed) == contents(whole)
-        assert not partial(tmp_path / seed).exists()
+        assert not partial_of(tmp_path / seed).exists()
+
+
+OPERATIONS = {
+    "exponent": {},
+    "scale": {"halvings": 2},
+    "rotate": {"seed": 0, "untie": True},
+    "migrate": {"alpha": 0.5},
+    "batchnorm": {},
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_killed_at_any_moment_every_operation_ends_with_the_same_bits(tmp_path, operation):
+    source, options = tmp_path / "model", {**OPERATIONS[operation]}
+    model = model_of("ResNet") if operation == "batchnorm" else tiny("llama")[0]
+    if operation == "migrate":
+        options["scales"] = measure_activations(model, [{"input_ids": torch.arange(16)[None]}]).largest
+    model.save_pretrained(source, max_shard_size="20KB")
+    run = partial(folding.fold, operations=[operation], **options)
+    run(source, tmp_path / "whole")
+    told = [folding_runs.killed(source, tmp_path / f"{seed}", 1 + seed % 2, seed, run) for seed in range(4)]
+    assert sum(kills for kills, _ in told) >= 8
+    assert all(contents(tmp_path / f"{seed}") == contents(tmp_path / "whole") for seed in range(4))
 
 
 def test_killed_just_before_its_end_it_can_be_resumed(source, whole, tmp_path, monkeypatch):
@@ -205,7 +233,7 @@ def test_finished_files_are_not_made_again(source, whole, tmp_path, monkeypatch)
 
     with pytest.raises(KeyError):
         fold(source, tmp_path / "out", progress=lambda *state: state[0] == "writing" and stop(*state))
-    staging = partial(tmp_path / "out")
+    staging = partial_of(tmp_path / "out")
     before = {path.name: path.stat().st_ino for path in staging.glob("*.safetensors")}
     assert before
     assert list(staging.glob("*.part")) == []
@@ -254,7 +282,7 @@ def test_a_full_disk_is_one_line_and_a_resume_finishes(source, whole, tmp_path, 
     out = tmp_path / "out"
     program = FULL.format(size=size, source=str(source), out=str(out), threads=threads)
     told = Fork(program).communicate()
-    last = partial(out) / "model-00003-of-00003.safetensors.part"
+    last = partial_of(out) / "model-00003-of-00003.safetensors.part"
     message = (
         f"cannot write {last}: No space left on device; finished files are kept: make room, then go on with --resume"
     )
@@ -325,7 +353,7 @@ def test_an_interrupt_ends_all_threads_and_keeps_finished_files(source, whole, t
         fold(source, tmp_path / "out", threads=threads, progress=interrupt)
     assert not (tmp_path / "out").exists()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("writing")]
-    assert not (partial(tmp_path / "out") / "model-00003-of-00003.safetensors").exists()
+    assert not (partial_of(tmp_path / "out") / "model-00003-of-00003.safetensors").exists()
     fold(source, tmp_path / "out", resume=True)
     assert contents(tmp_path / "out") == contents(whole)
 
