@@ -40,7 +40,10 @@ def described(name: str, value) -> dict[str, object]:
         return {f"{name}.{key}": member for key, member in own.items() if not key.startswith("_")}
     found = {name: value}
     if isinstance(value, type):
-        for key, member in vars(value).items():
+        # Of bases that are no public names themselves, too.
+        bases = [each for each in value.__mro__[1:] if each.__module__.startswith("normkit.")]
+        hidden = [each for each in bases if each.__name__ not in normkit.__all__]
+        for key, member in (pair for owner in (value, *hidden) for pair in vars(owner).items()):
             member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
             if isinstance(member, FunctionType) and not key.startswith("_"):
                 found[f"{name}.{key}"] = member

@@ -15,6 +15,7 @@ onset.py             where it began
 answers.py           the five questions
 reporting.py         from all that to an `Inspection`; what is said, each thing once, and the files
 watcher.py           `watch`: composes all of the above
+callback.py          what the two callbacks share
 trainer.py           the watch as a callback of `transformers.Trainer`
 lightning.py         the watch as a callback of Lightning
 """

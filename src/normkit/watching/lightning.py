@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import InputError
-from normkit.inspection.result import Inspection
 from normkit.measurement.baseline import Baseline
-from normkit.rules.finding import Finding
-from normkit.watching.watcher import Watch, watch
+from normkit.watching.callback import WatchingCallback
 
 try:
     from lightning.pytorch import LightningModule
@@ -26,7 +23,7 @@ except ImportError:
     ) from None
 
 
-class LightningWatch(Callback):
+class LightningWatch(WatchingCallback, Callback):
     """Watches the network of a LightningModule from `on_fit_start` to `on_train_end` or `on_exception`.
 
     The watched module must be called as a module in `training_step`, which Lightning does not do with the
@@ -57,6 +54,8 @@ class LightningWatch(Callback):
         normkit.errors.InputError: nothing was trained yet; give the callback to a Trainer and call its fit()
     """
 
+    _begins = "fit"
+
     def __init__(
         self,
         *,
@@ -68,26 +67,9 @@ class LightningWatch(Callback):
         name: str = "",
         say: Callable[[str], None] | None = None,
     ) -> None:
+        super().__init__(every=every, batch=batch, out=out, intent=intent, name=name, say=say)
         self._every, self._module = every, module
-        options = {"batch": batch, "out": out, "intent": intent, "name": name, "say": say}
-        self._watch: Callable[..., Watch] = partial(watch, **options)
-        self._run: Watch | None = None
         self._loss: Tensor | None = None
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What is wrong as far as has been measured, worst first."""
-        return self.inspection().findings
-
-    def inspection(self) -> Inspection:
-        """Everything measured of the newest training, judged.
-
-        Raises:
-            InputError: If none has begun.
-        """
-        if self._run is None:
-            raise InputError("nothing was trained yet; give the callback to a Trainer and call its fit()")
-        return self._run.inspection()
 
     def close(self, reason: str = "") -> None:
         """End the watch; the model is as it was. Lightning's events do this. May be called twice.

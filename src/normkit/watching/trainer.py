@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,19 +13,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from transformers import TrainerCallback
 
-from normkit.errors import InputError
-from normkit.inspection.result import Inspection
-from normkit.measurement.baseline import Baseline
 from normkit.measurement.hooks import Failures, Hook
-from normkit.rules.finding import Finding
-from normkit.watching.watcher import Watch, watch
+from normkit.watching.callback import WatchingCallback
+from normkit.watching.watcher import Watch
 
 COMPILED = (
     "the model's own call is compiled: its loss is not seen, and its gradients only after the Trainer clipped them"
 )
 
 
-class WatchCallback(TrainerCallback):
+class WatchCallback(WatchingCallback, TrainerCallback):
     """Watches the model of a `transformers.Trainer` from `on_train_begin` to `on_train_end`.
 
     A step is an optimizer step, with everything that is accumulated for it. Its gradients are read where its last
@@ -59,35 +55,9 @@ class WatchCallback(TrainerCallback):
         normkit.errors.InputError: nothing was trained yet; give the callback to a Trainer and call its train()
     """
 
-    def __init__(
-        self,
-        *,
-        every: int = 25,
-        batch: Any = None,
-        out: str | Path | None = None,
-        intent: Baseline | str | Path | None = None,
-        name: str = "",
-        say: Callable[[str], None] | None = None,
-    ) -> None:
-        options = {"every": every, "batch": batch, "out": out, "intent": intent, "name": name, "say": say}
-        self._watch: Callable[..., Watch] = partial(watch, **options)
-        self._training: _Training | None = None
-        self._end: Callable[[], object] | None = None
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What is wrong as far as has been measured, worst first."""
-        return self.inspection().findings
-
-    def inspection(self) -> Inspection:
-        """Everything measured of the newest training, judged.
-
-        Raises:
-            InputError: If none has begun.
-        """
-        if self._training is None:
-            raise InputError("nothing was trained yet; give the callback to a Trainer and call its train()")
-        return self._training.watch.inspection()
+    _begins = "train"
+    _training: _Training | None = None
+    _end: Callable[[], object] | None = None
 
     def close(self) -> None:
         """End the watch where training raised: the model is as it was, the report is written. May be called twice."""
@@ -111,7 +81,8 @@ class WatchCallback(TrainerCallback):
         self.close()
         # The wrapper by accelerate knows the scaler, and which micro-batch is the last.
         inner, scaler = getattr(optimizer, "optimizer", optimizer), getattr(optimizer, "scaler", None)
-        self._training = _Training(self._watch(model, inner, scaler=scaler).start(), model, optimizer)
+        self._run = self._watch(model, inner, scaler=scaler).start()
+        self._training = _Training(self._run, model, optimizer)
         # The finalizer keeps the training, which keeps the model: neither may keep the callback.
         self._end = weakref.finalize(self, self._training.close, "the training did not come to its end")
 
