@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from click.testing import Result
 
@@ -131,3 +132,37 @@ def test_dropout_is_refused_for_training_only(run: Run, tmp_path: Path):
 def test_a_destination_that_cannot_be_made_is_one_line(run: Run, tmp_path: Path):
     (tmp_path / "file").write_text("")
     assert "choose another folder" in line(run("fold", RMSNORM, tmp_path / "file" / "out"))
+
+
+@pytest.mark.slow
+def test_a_model_of_the_hub_is_folded_from_the_cache_and_its_commit_is_in_the_certificate(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In the layout of huggingface_hub: files are links to blobs, and a branch is a file with a commit."""
+    commit, other = "0123456789abcdef" * 2 + "01234567", "f" * 40
+    home = tmp_path / "cache" / "models--org--tiny"
+    for name in (commit, other):
+        (home / "snapshots" / name).mkdir(parents=True)
+    for kind in ("blobs", "refs"):
+        (home / kind).mkdir()
+    (home / "refs" / "main").write_text(commit)
+    for file in RMSNORM.iterdir():
+        shutil.copy(file, home / "blobs" / file.name)
+        for name in (commit, other):
+            (home / "snapshots" / name / file.name).symlink_to(f"../../blobs/{file.name}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    result = run("fold", "org/tiny", "folded", "--local-files-only", "--quiet")
+    assert result.exit_code == 0, result.stderr
+    assert f"proof:  normkit verify org/tiny@{commit} folded" in result.stdout
+    certificate = json.loads(Path("folded/normkit_certificate.json").read_text())
+    assert certificate["source"]["hub"] == f"org/tiny@{commit}"
+    proof = run("verify", f"org/tiny@{commit}", "folded", "--local-files-only", "--quiet")
+    assert proof.exit_code == 0, proof.output
+    assert "from org/tiny, commit 01234567" in proof.stdout
+    # The same files of another commit are not what the certificate names; a plain folder of them may be.
+    assert run("verify", f"org/tiny@{other}", "folded", "--local-files-only", "--quiet").exit_code == 1
+    assert run("verify", RMSNORM, "folded", "--quiet").exit_code == 0
+    certificate["source"]["hub"] = "org/tiny@main"
+    Path("folded/normkit_certificate.json").write_text(json.dumps(certificate))
+    assert "expected a name and a commit of the Hub" in line(run("verify", RMSNORM, "folded", "--quiet"))

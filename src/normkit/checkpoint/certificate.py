@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit.checkpoint.build_model import Reload
+from normkit.checkpoint.hub import HUB_SOURCE, snapshot_of
 from normkit.checkpoint.limits import LIMITS, ONE_WAY
 from normkit.checkpoint.matrices import factors
 from normkit.checkpoint.model_folder import (
@@ -81,6 +82,8 @@ class Certificate:
     """The report of transformers on loading the result: a `Reload` as JSON."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The numbers that operations were given: some of `OPTIONS`."""
+    hub: str = ""
+    """The "org/name@commit" of the Hub that the source is, or "" for a folder from elsewhere."""
     limits: tuple[str, ...] = ()
     """The limits of the proof, in words; certificates of early versions have none."""
 
@@ -95,7 +98,11 @@ class Certificate:
                 "dtype": self.dtype,
                 **({"options": dict(self.options)} if self.options else {}),
             },
-            "source": {"architecture": self.architecture, "files": _listed(self.source)},
+            "source": {
+                "architecture": self.architecture,
+                **({"hub": self.hub} if self.hub else {}),
+                "files": _listed(self.source),
+            },
             "result": {"architecture": self.becomes, "files": _listed(self.result)},
             "reload": dict(self.reload),
             "smallest_divisor": None if self.smallest_divisor is None else dict(self.smallest_divisor),
@@ -164,6 +171,7 @@ def certify(
         smallest_divisor=_smallest_divisor(plan, opened),
         reload=plain(dataclasses.asdict(reload)),
         options=plan.options,
+        hub=snapshot_of(opened.folder),
         limits=(*LIMITS, ONE_WAY) if "batchnorm" in plan.operations else LIMITS,
     )
 
@@ -249,6 +257,9 @@ def _certificate(document: Any) -> Certificate:
     for words in (document.get("normkit"), source.get("architecture"), result.get("architecture")):
         if not isinstance(words, str) or not words.isprintable() or len(words) > LONGEST_NAME:
             raise ModelError(f"expected a version and two names of classes, found {quoted(words)}")
+    hub = source.get("hub", "")
+    if not isinstance(hub, str) or (hub and not HUB_SOURCE.fullmatch(hub)):
+        raise ModelError(f"expected a name and a commit of the Hub, found {quoted(hub)}")
     limits = document.get("does_not_prove", [])
     if not isinstance(limits, list) or not all(isinstance(words, str) and words.isprintable() for words in limits):
         raise ModelError(f"expected sentences under 'does_not_prove', found {quoted(limits)}")
@@ -266,6 +277,7 @@ def _certificate(document: Any) -> Certificate:
         smallest_divisor=divisor,
         reload=field(document, "reload", dict),
         options=options,
+        hub=hub,
         limits=tuple(limits),
     )
 

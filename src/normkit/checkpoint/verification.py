@@ -19,6 +19,7 @@ from normkit.checkpoint.build_model import Reload, reload_check
 from normkit.checkpoint.certificate import Certificate, Written, certify, plain, read_certificate
 from normkit.checkpoint.derivation import derive, header_faults
 from normkit.checkpoint.folding import Progress, Workers
+from normkit.checkpoint.hub import snapshot_of
 from normkit.checkpoint.migration import asked_scales
 from normkit.checkpoint.model_folder import (
     CERTIFICATE,
@@ -206,7 +207,7 @@ def _checks(
         judged("carried files", changed, f"{len(copied)}, as in the source"),
         _figures(recorded, anew),
         reloaded,
-        _spelling(recorded, folder),
+        _spelling(recorded, folder, snapshot_of(opened.folder)),
     ]
 
 
@@ -326,14 +327,18 @@ def _reload(folder: Path, recorded: Certificate) -> tuple[Reload, Checked]:
     return found, judged("reload", faults, said)
 
 
-def _spelling(recorded: Certificate, folder: Path) -> Checked:
-    """Whether the certificate contains nothing but what was read from it."""
+def _spelling(recorded: Certificate, folder: Path, given: str) -> Checked:
+    """Whether the certificate contains nothing but what was read from it, and the commit that was given, if one was."""
     try:
         is_plain = recorded.text().encode() == read_certificate(folder)
     except (ValueError, RecursionError):
         is_plain = False
     faults = [] if is_plain else [f"{CERTIFICATE} is not written as normkit writes it"]
-    return judged("certificate", faults, f"it says nothing else; made by normkit {recorded.normkit}")
+    name, _, commit = recorded.hub.partition("@")
+    if given.partition("@")[0] == name and recorded.hub != given:
+        faults.append(f"{CERTIFICATE} names the commit {commit} of {name}, and {given} was given")
+    source = f" from {name}, commit {commit[:8]}" if name else ""
+    return judged("certificate", faults, f"it says nothing else; made by normkit {recorded.normkit}{source}")
 
 
 def difference(found: Any, due: Any, path: str) -> str | None:

@@ -164,7 +164,7 @@ def fold_checkpoint(
 ) -> None:
     """Fold a checkpoint, or print what folding would do."""
     from normkit.checkpoint.folding import memory_needed, write_folded
-    from normkit.checkpoint.hub import find_model
+    from normkit.checkpoint.hub import find_model, snapshot_of
     from normkit.checkpoint.migration import asked_scales
     from normkit.checkpoint.opening import open_checkpoint
     from normkit.checkpoint.orthogonal import asked_matrices
@@ -172,7 +172,7 @@ def fold_checkpoint(
     from normkit.errors import InputError
 
     shown = shows_progress(quiet=quiet or as_json)
-    folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
+    folder, identifier = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
     if destination is None and not only_plan:
         raise click.UsageError("Missing argument 'DST', the folder to write; --plan needs none.")
     if mappings is not None:
@@ -234,7 +234,9 @@ def fold_checkpoint(
             described = dataclasses.replace(described, remarks=(str(measured), *described.remarks))
         results().print(section(described, most=40))
     if not only_plan:
-        words = [shell_word(source if revision is None else f"{source}@{revision}"), shell_word(str(destination))]
+        pinned = snapshot_of(folder) if identifier else ""
+        named = pinned or (source if revision is None else f"{source}@{revision}")
+        words = [shell_word(named), shell_word(str(destination))]
         for option, file in (("--matrix", matrix), ("--scales", scales)):
             words += [] if file is None else [option, shell_word(str(file))]
         results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)
