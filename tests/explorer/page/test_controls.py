@@ -222,3 +222,41 @@ def test_a_typed_number_counts_and_a_half_typed_one_stays(explorer):
     set_state(page, mode="plane")
     page.get_by_role("button", name="Snap to all-ones").click()
     assert state(page, "normal") == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("scene", "count", "n"), [("three", 40, 3), ("four", 40, 4), ("clusters", 48, 3)])
+def test_new_points_are_drawn_about_the_middle_of_each_group(page, scene, count, n):
+    set_state(page, scene=scene)
+    first = page.evaluate(PICTURE)
+    draws = []
+    for _ in range(2):
+        page.click("#draw")
+        draws.append(state(page, "edits"))
+        assert list(map(int, draws[-1])) == list(range(count))
+        assert {len(row) for row in draws[-1].values()} == {n}
+        assert max(abs(value) for row in draws[-1].values() for value in row) < 8
+    assert draws[0] != draws[1]
+    assert page.evaluate(PICTURE) != first
+    page.click("#reset")
+    assert state(page, "edits") == {}
+
+
+@pytest.mark.parametrize("patch", [{"scene": "three", "cloud": "shifted"}, {"scene": "depth"}, {"scene": "attention"}])
+def test_clouds_that_mean_more_are_not_drawn_anew(page, patch):
+    set_state(page, **patch)
+    settle(page)
+    assert not page.is_visible("#draw")
+    assert page.is_visible("#reset")
+
+
+def test_groups_keep_their_middle_and_spread_when_they_are_redrawn(modules):
+    groups = [k % 2 for k in range(400)]
+    points = [[10.0 * group, 0.0, (-1.0) ** (k // 2)] for k, group in enumerate(groups)]
+    drawn = modules("controls.js", "redrawn", {"points": points, "groups": groups, "n": 3}, 5)
+    rows = [drawn[str(k)] for k in range(400)]
+    assert modules("controls.js", "redrawn", {"points": points, "groups": groups, "n": 3}, 5) == drawn
+    assert [row[0] for row in rows] == [10 * group for group in groups]
+    heights = [row[2] for row in rows]
+    # 400 draws of deviation 1: the mean is off by 0.05, the deviation by 0.035.
+    assert abs(sum(heights)) / 400 < 0.2
+    assert 0.85 < math.sqrt(sum(height**2 for height in heights) / 400) < 1.15

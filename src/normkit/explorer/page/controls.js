@@ -1,6 +1,7 @@
 /** The controls beside the drawing: each shows a part of the state, in the scenes where it matters, and sets it. */
 import { byId, element, put } from "explorer/elements.js";
 import { NORMS } from "explorer/formulas.js";
+import { normals, uniform } from "explorer/random.js";
 import { modesOf, startFrom } from "explorer/state.js";
 
 /** The largest slider value of every vector. */
@@ -21,6 +22,27 @@ export const epsilonPosition = (eps) => (eps > 0 ? Math.round(10 * Math.log10(ep
 export const epsilonAt = (position) => (position > 0 ? Number((10 ** ((position - 121) / 10)).toPrecision(3)) : 0);
 /** "exactly 0", "1e-5", "0.1". */
 export const epsilonText = (eps) => (eps === 0 ? "exactly 0" : eps < 0.01 ? eps.toExponential() : String(eps));
+
+/** The clouds that mean nothing but groups of points. */
+const REDRAWN = ["scatter", "clusters", "four"];
+
+/** Other points in place of a cloud's, by index: as widely spread about the middle of each group, in tenths. */
+export const redrawn = ({ points, groups, n }, seed) => {
+  const noise = normals(points.length * n + ((points.length * n) % 2), uniform(seed));
+  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+  return Object.fromEntries(
+    points.map((row, i) => {
+      const own = points.filter((_, k) => groups[k] === groups[i]);
+      const drawn = row.map((_, axis) => {
+        const values = own.map((other) => other[axis]);
+        const middle = mean(values);
+        const spread = Math.sqrt(mean(values.map((value) => (value - middle) ** 2)));
+        return Math.round(10 * (middle + spread * noise[i * n + axis])) / 10;
+      });
+      return [i, drawn];
+    }),
+  );
+};
 
 /** A patch that shows a site of a model by the norm that it has there. */
 const shown = ({ models }, model, site) => {
@@ -145,6 +167,11 @@ export function mountControls(store, data) {
   }
   byId("snap").onclick = () => store.set({ normal: [1, 1, 1, 1] });
   byId("even").onclick = () => store.set({ query: [1, 1, 1, 0] });
+  let draws = 0;
+  byId("draw").onclick = () => {
+    const { cloud } = store.get();
+    store.set({ walk: 0, edits: redrawn(data.clouds[cloud], ++draws) });
+  };
   byId("reset").onclick = () => {
     const { scene } = store.get();
     put(byId("message"), { textContent: "" });
@@ -161,6 +188,7 @@ export function mountControls(store, data) {
         (id === "colour" && Boolean(computed.site?.groups));
       put(byId(id).closest(".field, fieldset"), { hidden: idle || !where.split(" ").includes(state.scene) });
     }
+    put(byId("draw"), { hidden: !`${FREE} clusters`.split(" ").includes(state.scene) || !REDRAWN.includes(state.cloud) });
     for (const [id, { show = (from) => from[id], text }] of inputs) {
       const input = byId(id);
       put(input, input.type === "checkbox" ? { checked: show(state) } : { value: String(show(state)) });
