@@ -83,10 +83,11 @@ def test_one_batch_norm_that_a_checkpoint_did_not_bring(healthy):
 # C9.
 
 
-@pytest.mark.parametrize("size", [8.0, 1 / 8])
-def test_inputs_of_another_scale_than_in_training(healthy, size):
+@pytest.mark.parametrize(("size", "severity"), [(8.0, "error"), (1 / 8, "warning")])
+def test_inputs_of_another_scale_than_in_training(healthy, size, severity):
     found = finding_of(inspected(healthy, size), "C9")
-    assert (found.severity, found.sites[0]) == ("warning", "1")
+    # Inputs eight times too large give another output altogether.
+    assert (found.severity, found.sites[0]) == (severity, "1")
     assert found.measured.startswith(f"{len(found.sites)} of 3 batch norms off")
 
 
@@ -100,8 +101,8 @@ def test_statistics_of_another_place(healthy):
     model[4].running_mean += 2 * model[4].running_var.sqrt()
     found = finding_of(inspected(model), "C9")
     # What reads it sees other inputs too.
-    assert (found.severity, found.sites[0]) == ("warning", "4")
-    # Four images of 36 to 100 pixels are enough; one cannot tell its own statistics from the data's.
+    assert (found.severity, found.sites[0]) == ("error", "4")
+    # Four images of 36 to 100 pixels are enough for a norm, not for the output; one has no statistics but its own.
     assert finding_of(inspected(model, count=4), "C9").severity == "warning"
     assert finding_of(inspected(model, count=1), "C9").severity == "note"
 

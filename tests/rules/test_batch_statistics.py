@@ -63,6 +63,11 @@ def test_the_output_in_both_modes(state):
     assert (finding.severity, finding.sites) == ("warning", ())
     assert "the model: in training mode the output of 16 samples is off by" in finding.evidence[0]
     assert finding_of(inspected(model, 4), "C13").severity == "note"
+    # Statistics that do not fit are an error where they give another output altogether.
+    model[10].running_mean += 3 * model[10].running_var.sqrt() * model[14].weight[0].detach().sign()
+    finding = finding_of(inspected(model), "C9")
+    assert (finding.severity, finding.sites) == ("error", ("10",))
+    assert "the model's output moves by" in finding.evidence[0]
 
 
 def test_the_output_needs_statistics_and_samples(state):

@@ -35,6 +35,11 @@ class ModeChange:
     decided: float
     """Share of samples whose largest entry of the output is another; NaN where an output is no row of numbers."""
 
+    @property
+    def beyond_sampling(self) -> float:
+        """The change less what so small a batch explains."""
+        return math.sqrt(max(0.0, self.change**2 - self.sampling**2))
+
 
 def change_of_modes(model: nn.Module, structure: Structure, batch: Batch, data: DataStatistics) -> ModeChange | None:
     """Run a batch with the batch norms in training mode and in evaluation mode, and all else in evaluation mode.

