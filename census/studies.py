@@ -22,7 +22,7 @@ from normkit.study.catalogue import NAMES, load, settings_of
 from normkit.study.report import headline
 from normkit.study.result import BOUNDS
 from normkit.study.running import not_run
-from normkit.text import significant, spread
+from normkit.text import counted, significant, spread
 
 FOLDER = Path(__file__).parents[1] / "docs" / "explanation" / "studies"
 CONDITIONS = FOLDER / "conditions"
@@ -33,9 +33,10 @@ INDEX = """\
 These pages tell you which published statements about normalization hold when someone measures them again. Each study
 trains small models and compares a paper's statement with its own numbers.
 
-**Result** of the {studies} that ten seeds have decided: {headline}. The others have three seeds.
+**Result** of {studies} of {all_studies} that were run under the conditions below: {headline}.
+The column of seeds says which verdicts are older or still to come.
 
-    normkit study --all                              # everything below: {seconds} seconds of one core in all
+    normkit study --all                              # these: {seconds} seconds on a machine that others used too
     python census/studies.py --from normkit-out/study    # writes these pages
 
 ## How to read the numbers
@@ -76,8 +77,8 @@ STUDY = """\
 - **Measured on**: {regime}.
 - **Data**: {data}.
 - **Conditions**: [the file](conditions/{name}.json), sha256 `{sha256}`, {commit}.
-- **Tests**: {tests} on this page, corrected together; {seeds} seeds.
-- **To repeat it**: `normkit study {name}`.
+- **Tests**: {tests} on this page, corrected together; {seeds}.
+- **To repeat it**: `{command}`.
 - **To read the tables**: see [how to read the numbers](index.md#how-to-read-the-numbers).
 """
 
@@ -156,12 +157,16 @@ def pages(studies: list[dict[str, Any]], seconds: float) -> dict[str, str]:
         else:
             ledger = {claim.says: ", ".join(claim.ledger) for claim in load(name).claims}
             found = [(says, verdict, ledger.get(says, "")) for says, verdict in _kept(name)]
-            seeds = "3, by the range of the seeds"
+            seeds = "3, judged by their range"
         link = f"[{name}]({name}.md)"
-        rows += [f"| {link} | {_cell(says)} | {verdict} | {seeds} | {numbers} |\n" for says, verdict, numbers in found]
+        rows += [
+            f"| {link} | {_cell(says)} | {verdict} | {'none yet' if verdict == 'not run' else seeds} | {numbers} |\n"
+            for says, verdict, numbers in found
+        ]
     introduction = INDEX.format(
         headline=headline(claim["verdict"] for claim in claims),
         studies=f"{len(studies)} studies",
+        all_studies=len(NAMES),
         seconds=f"{seconds:,.0f}",
         own=sum(condition["bound"] == "ours" for condition in conditions),
         conditions=len(conditions),
@@ -194,7 +199,8 @@ def _study(study: dict[str, Any]) -> str:
             sha256=study["conditions_sha256"][:16],
             commit=commit_of(study["study"]),
             tests=study["tests"],
-            seeds=len(study["measurements"]),
+            seeds=_seeds(study),
+            command=_command(study),
         )
     ]
     for claim in study["claims"]:
@@ -231,6 +237,25 @@ def _effect(condition: dict[str, Any]) -> str:
     if not condition["judged"] or effect is None or math.isinf(effect):
         return ""
     return significant(effect)
+
+
+def _seeds(study: dict[str, Any]) -> str:
+    """How many, which, and whether they are enough."""
+    seeds = sorted(map(int, study["measurements"]))
+    if not seeds:
+        return "no seed yet"
+    words = f"{counted(len(seeds), 'seed')}, {seeds[0]} to {seeds[-1]}"
+    return f"{words}, which are few: {study['indicative']}" if study["indicative"] else words
+
+
+def _command(study: dict[str, Any]) -> str:
+    """What was typed."""
+    usual = settings_of(load(study["study"]))
+    # JSON has lists for tuples.
+    changed = {name: value for name, value in study["settings"].items() if json.loads(json.dumps(usual[name])) != value}
+    seeds = min(map(int, study["measurements"]), default=0)
+    options = [f"--first-seed {seeds}"] * bool(seeds) + [f"--set {name}={value}" for name, value in changed.items()]
+    return " ".join(["normkit study", study["study"], *options])
 
 
 def _measured(condition: dict[str, Any]) -> str:

@@ -38,6 +38,7 @@ STUDY = {
     "data": "bytes",
     "regime": "2 layers.",
     "settings": {"seeds": 3},
+    "indicative": "indicative, 1 seed",
     "conditions_sha256": "0" * 64,
     "tests": 1,
     "where": {"torch": "2.13.0", "cpu": "x86_64"},
@@ -61,6 +62,8 @@ def test_a_page_has_the_claim_its_conditions_and_what_inspect_says() -> None:
     assert "| 1/2 | 0.500 | open, p = 0.25 |" in page
     assert r"| the ratio \|a\| / \|b\| is at most 1 | 2 | 0.500 [0.250 to inf] |  |  | shown |" in page
     assert "F2 (warning) in left." in page
+    assert "1 on this page, corrected together; 1 seed, 0 to 0, which are few: indicative, 1 seed." in page
+    assert "`normkit study depth --set seeds=3`" in page
 
 
 @pytest.mark.parametrize("name", NAMES)

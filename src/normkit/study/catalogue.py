@@ -46,14 +46,14 @@ CATALOGUE = {
     "batch-vs-layer": Entry("BatchNorm against LayerNorm over batch sizes and models", 230, "batch_against_layer"),
     "noise": Entry("injected covariate shift after BatchNorm", 100, "noise"),
     "late-blocks": Entry("what late blocks do, with LayerNorm Scaling and Mix-LN", 40, "late_blocks"),
-    "placement": Entry("Peri-LN and HybridNorm beside Pre-LN and Post-LN", 40, "placement"),
+    "placement": Entry("Peri-LN and HybridNorm beside Pre-LN and Post-LN", 30, "placement"),
     "removal": Entry("LayerNorm taken out at the end of training", 40, "removal"),
-    "data-size": Entry("Dynamic Tanh in place of LayerNorm, on little text and much", 40, "data_size"),
-    "gradient-rise": Entry("weight decay and gradients that rise as the rate falls", 40, "gradient_rise"),
+    "data-size": Entry("Dynamic Tanh in place of LayerNorm, on little text and much", 55, "data_size"),
+    "gradient-rise": Entry("weight decay and gradients that rise as the rate falls", 25, "gradient_rise"),
     "tangent-steps": Entry("steps that keep the length of weights, with and without a norm", 35, "tangent_steps"),
-    "selectable-keys": Entry("a majority, and keys that no query can select", 40, "selectable_keys"),
+    "selectable-keys": Entry("a majority, and keys that no query can select", 50, "selectable_keys"),
     "massive": Entry("massive activations and attention sinks of a trained model", 5, "massive"),
-    "entropy": Entry("attention entropy and sigma-reparametrization", 40, "entropy"),
+    "entropy": Entry("attention entropy and sigma-reparametrization", 55, "entropy"),
 }
 
 NAMES = tuple(CATALOGUE)

@@ -1,6 +1,7 @@
 """One run in several processes under `torchrun`: each takes its part of every batch, and only the first writes.
 
     torchrun --nproc-per-node 2 -m normkit study warmup --out results
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr HOST --master-port 29500 -m normkit study ...
 
 Every process draws the same batches and starts from the same weights; `DistributedDataParallel` averages their
 gradients, over Gloo on the CPU and NCCL on CUDA. Only the order of float sums differs from one process.

@@ -26,7 +26,8 @@ class RemovableNorm(nn.LayerNorm):
     """
 
     scale: Tensor
-    """The running average of the standard deviation of the rows, until the norm is removed."""
+    """The running average of the standard deviation of the rows, until the norm is removed; of several processes, that
+    of the first's rows."""
     is_removed: Tensor
     """Whether it is affine."""
 
