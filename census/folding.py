@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from folding_cases import difference, results
-from normkit.checkpoint.limits import LIMITS
+from normkit.checkpoint.limits import LIMITS, by_limit
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import ALL, FoldPlan, Refusal
@@ -52,6 +52,8 @@ two sizes alike. All operations of `--ops all` are asked for at once, with the h
 - **values**: attentions whose value bias moved behind them.
 - **scale**, **rotate**: whether the residual stream can be halved, and rotated, each asked for alone; of those that can
   not, the reasons stand below.
+- `migrate` may divide the gains that `gain` and `final` may fold; `exponent` moves powers of two out of the same.
+  `unoffset` makes a Gemma 1 a Granite, and is refused for the others with stored offsets.
 - **error**: the largest difference of a logit or an embedding in float64, with nothing on the way rounded to less;
   logits reach 0.3 to 10. Given as the next power of ten above it, from 1e-13 on: what is below depends on the order
   of sums.
@@ -66,6 +68,10 @@ LIMITED = """
 `normkit verify SRC DST` derives every byte of DST anew from SRC. It does not prove these:
 
 {limits}
+
+Nor these, of single operations:
+
+{by_operation}
 """
 
 REASONS = """
@@ -86,7 +92,12 @@ def main() -> None:
     introduction = INTRODUCTION.format(families=len(declared_types()))
     text = introduction + "\n".join(rows) + "\n" + REASONS
     text += "".join(f"- {'; '.join(names)}\n{left}\n" for left, names in reasons.items() if left)
-    text += LIMITED.format(limits="\n".join(f"- {limit};" for limit in LIMITS[:-1]) + f"\n- {LIMITS[-1]}.")
+    text += LIMITED.format(
+        **{
+            key: "\n".join(f"- {limit};" for limit in limits[:-1]) + f"\n- {limits[-1]}."
+            for key, limits in (("limits", LIMITS), ("by_operation", by_limit()))
+        }
+    )
     settle(PAGE, text, check="--check" in sys.argv)
 
 

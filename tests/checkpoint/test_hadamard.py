@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from normkit.checkpoint.hadamard import construction, paley, rotate_columns, signs
+from normkit.checkpoint.williamson import ROWS, williamson
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 12, 16, 20, 28, 32, 36, 44, 60, 64, 80, 96, 104, 128, 180, 576])
+@pytest.mark.parametrize("size", [1, 2, 4, 12, 16, 20, 28, 32, 36, 44, 52, 60, 64, 80, 92, 96, 104, 128, 180, 200, 576])
 def test_the_matrix_of_an_order_is_orthogonal_and_has_entries_of_one_size(size):
     found = rotate_columns(np.eye(size), "seed")
     assert np.abs(found @ found.T - np.eye(size)).max() < 1e-14
@@ -22,6 +23,14 @@ def test_paleys_matrices_are_exact(order, kind):
     found = paley(order, kind).astype(np.int64)
     assert set(np.unique(found)) == {-1, 1}
     assert np.array_equal(found @ found.T, order * np.eye(order, dtype=np.int64))
+
+
+@pytest.mark.parametrize("order", ROWS)
+def test_williamsons_matrices_are_exact_and_of_orders_that_paley_lacks(order):
+    found = williamson(order).astype(np.int64)
+    assert set(np.unique(found)) == {-1, 1}
+    assert np.array_equal(found @ found.T, order * np.eye(order, dtype=np.int64))
+    assert str(construction(2 * order)) == f"sylvester 2 x williamson {order}"
 
 
 def test_the_widths_of_models_are_known_and_odd_ones_are_not():

@@ -10,7 +10,7 @@
     migration.py activations.py         scales for the channels of norms; the statistics that they are made of
     scaling.py headroom.py              the residual stream halved; how often it has to be
     rotation.py hadamard.py             stream and values rotated; random matrices
-    orthogonal.py                       matrices of a file
+    williamson.py orthogonal.py         Hadamard matrices of small orders; matrices of a file
     given.py given_files.py             what the user gives beside a checkpoint
     rotated_rows.py                     rotated matrices made of rows of the source
     arithmetic.py matrices.py           one rounding per number; matrices made of rows of the source

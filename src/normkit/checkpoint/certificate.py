@@ -16,7 +16,7 @@ from typing import Any
 
 from normkit.checkpoint.build_model import Reload
 from normkit.checkpoint.hub import HUB_SOURCE, snapshot_of
-from normkit.checkpoint.limits import LIMITS, ONE_WAY
+from normkit.checkpoint.limits import LIMITS, limits_of
 from normkit.checkpoint.matrices import factors
 from normkit.checkpoint.model_folder import (
     CERTIFICATE,
@@ -172,7 +172,7 @@ def certify(
         reload=plain(dataclasses.asdict(reload)),
         options=plan.options,
         hub=snapshot_of(opened.folder),
-        limits=(*LIMITS, ONE_WAY) if "batchnorm" in plan.operations else LIMITS,
+        limits=(*LIMITS, *limits_of(plan.operations)),
     )
 
 

@@ -1,6 +1,7 @@
 """Orthogonal matrices H D / sqrt(n): a Hadamard matrix and random signs, applied without a BLAS's order of sums.
 
-n = 2^k m: H is Sylvester's matrix of order 2^k times one of order m, after Paley. The signs are bits of SHA-256.
+n = 2^k m: H is Sylvester's matrix of order 2^k times one of order m, after Paley or Williamson. The signs are bits of
+SHA-256.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from normkit.checkpoint.orthogonal import times_transposed
 from normkit.checkpoint.plan import Rotation
+from normkit.checkpoint.williamson import ROWS, williamson
 
 Array = npt.NDArray[np.float64]
 
@@ -28,25 +30,27 @@ class Construction(NamedTuple):
     """A power of two."""
     order: int
     """Order of the other factor; 1 if there is none."""
-    paley: int
-    """1 or 2, the kind of that factor; 0 if there is none."""
+    kind: str
+    """The kind of that factor: "paley-1", "paley-2", "williamson", or "" if there is none."""
 
     def __str__(self) -> str:
         """Both factors in words."""
-        return f"sylvester {self.sylvester}" + (f" x paley-{self.paley} {self.order}" if self.paley else "")
+        return f"sylvester {self.sylvester}" + (f" x {self.kind} {self.order}" if self.kind else "")
 
 
 def construction(size: int) -> Construction | None:
-    """How a Hadamard matrix of an order is made, with the smallest factor after Paley; None if no way is known here."""
+    """How a Hadamard matrix of an order is made, with the smallest other factor; None if no way is known here."""
     odd = size // (size & -size) if size > 0 else 0
     if odd == 1:
-        return Construction(size, 1, 0)
+        return Construction(size, 1, "")
     order = 4 * odd
     while odd and order <= size:
         if _is_prime(order - 1):
-            return Construction(size // order, order, 1)
+            return Construction(size // order, order, "paley-1")
         if _is_prime(order // 2 - 1) and (order // 2 - 1) % 4 == 1:
-            return Construction(size // order, order, 2)
+            return Construction(size // order, order, "paley-2")
+        if order in ROWS:
+            return Construction(size // order, order, "williamson")
         order *= 2
     return None
 
@@ -125,8 +129,9 @@ def _rotated(columns: Tensor, seed: str) -> Tensor:
         torch.sub(taken[:, 0], taken[:, 1], out=given[:, 1])
         columns, spare = spare, columns
         step *= 2
-    if made.paley:
-        columns = _times(torch.from_numpy(paley(made.order, made.paley)), columns.view(-1, made.order, count))
+    if made.kind:
+        matrix = williamson(made.order) if made.kind == "williamson" else paley(made.order, int(made.kind[-1]))
+        columns = _times(torch.from_numpy(matrix), columns.view(-1, made.order, count))
     return columns.view(size, count).mul_(1.0 / math.sqrt(size))
 
 

@@ -138,6 +138,11 @@ def describe_proof(found: Verification, agreement: Agreement | None = None, toke
         title=found.source if found.source == found.result else f"{found.source} -> {found.result}",
         verdict=verdict,
         facts=tuple(Fact(check.name, check.what, tone=_TONES[check.passed]) for check in checks),
+        remarks=tuple(
+            f"not proved: {said}"
+            for said in (found.unproved if found.passed else ())
+            if agreement is None or "--logits" not in said
+        ),
     )
     return printable(described)
 

@@ -20,6 +20,7 @@ from normkit.checkpoint.certificate import Certificate, Written, certify, plain,
 from normkit.checkpoint.derivation import derive, header_faults
 from normkit.checkpoint.folding import Progress, Workers
 from normkit.checkpoint.hub import snapshot_of
+from normkit.checkpoint.limits import limits_of
 from normkit.checkpoint.migration import asked_scales
 from normkit.checkpoint.model_folder import (
     CERTIFICATE,
@@ -64,6 +65,8 @@ class Verification:
     result: str
     """Class in the result's config.json."""
     checks: tuple[Checked, ...]
+    unproved: tuple[str, ...] = ()
+    """What the files do not show of the operations that were done, one sentence each."""
 
     @property
     def passed(self) -> bool:
@@ -77,6 +80,7 @@ class Verification:
             "passed": self.passed,
             "source": self.source,
             "result": self.result,
+            **({"does_not_prove": list(self.unproved)} if self.unproved else {}),
             "checks": {check.name: {"passed": check.passed, "what": check.what} for check in self.checks},
         }
 
@@ -146,7 +150,12 @@ def verify(
             there = fingerprints(inner, [file for file in files if (inner / file).is_file()], {})
             checks.append(_same_files(name, files, there))
         checks.append(Checked(name="derivation", passed=False, what=str(error)))
-    return Verification(source=recorded.architecture, result=recorded.becomes, checks=tuple(checks))
+    return Verification(
+        source=recorded.architecture,
+        result=recorded.becomes,
+        checks=tuple(checks),
+        unproved=limits_of(recorded.operations),
+    )
 
 
 def _checks(

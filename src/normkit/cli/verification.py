@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from normkit.checkpoint.limits import LIMITS, ONE_WAY
+from normkit.checkpoint.limits import LIMITS, by_limit
 from normkit.cli.options import (
     json_option,
     matrix_option,
@@ -41,7 +41,9 @@ no file is held in memory.
 With --logits both models are then run in float64, on a text or on images: how far apart their logits are, and how far
 those of SRC move when its weights move within their rounding. Exit code 1 if anything fails.
 
-What this does not prove: {"; ".join((*LIMITS, ONE_WAY))}.
+What this does not prove: {"; ".join(LIMITS)}.
+
+Nor does it prove of an operation: {"; ".join(by_limit())}.
 """
 
 
