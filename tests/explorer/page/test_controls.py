@@ -236,6 +236,9 @@ def test_new_points_are_drawn_about_the_middle_of_each_group(page, scene, count,
         assert {len(row) for row in draws[-1].values()} == {n}
         assert max(abs(value) for row in draws[-1].values() for value in row) < 8
     assert draws[0] != draws[1]
+    # The world is fitted to them, as it is to the points that were there: none lies beyond the drawing.
+    longest = max(math.hypot(*row) for row in draws[1].values())
+    assert scene == "clusters" or page.evaluate("() => normkitExplorer.frame().radius") >= longest
     assert page.evaluate(PICTURE) != first
     page.click("#reset")
     assert state(page, "edits") == {}

@@ -134,14 +134,16 @@ export function points({ stage: t, selected }, { shown, stages, groups, norm }, 
 }
 
 /** The radius of the world to fit: large enough for all points at every moment, and straight between two stages. A
- * point moved by hand counts half, so that the world does not run away from the pointer.
+ * point moved by hand counts half, so that the world does not run away from the pointer; of a cloud drawn anew all count.
  * @type {(state: {stage: number, edits: any}, computed: {stages: number[][][]}, reaches: number[]) => number}
  * reaches: of the sets, by stage */
 export function fit({ stage: t, edits }, { stages }, reaches) {
   const low = Math.min(3, Math.floor(t));
+  const count = stages[0].length;
+  const byHand = (i) => i in edits && (count === 1 || Object.keys(edits).length < count);
   const [from, to] = [low, low + 1].map((stage) =>
     stages[stage].reduce(
-      (most, row, i) => Math.max(most, length(row.filter(Number.isFinite)) * (i in edits ? 0.5 : 1)),
+      (most, row, i) => Math.max(most, length(row.filter(Number.isFinite)) * (byHand(i) ? 0.5 : 1)),
       reaches[stage],
     ),
   );
