@@ -242,11 +242,14 @@ def table(document: dict[str, Any]) -> str:
     rows = [row for row in document["rows"] if "windows" in row]
     is_causal = document["measure"] == "nats a token"
     found = {(row["variant"], row["quantizer"]): row["windows"] for row in rows}
-    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    variants = [variant for variant in VARIANTS if (variant, "none") in found]
     lines = [f"| {document['model']} | " + " | ".join(variants) + " |", "|---" * (len(variants) + 1) + "|"]
     for quantizer in dict.fromkeys(row["quantizer"] for row in rows):
         cells = []
         for variant in variants:
+            if (variant, quantizer) not in found:
+                cells.append("")
+                continue
             values, own = found[variant, quantizer], found["as it is", quantizer]
             mean = statistics.mean(values)
             spread = [value - other for value, other in zip(values, own, strict=True)]
