@@ -61,6 +61,7 @@ EXTRA_TESTS = {
     "checkpoint/test_forgery.py": "certificates edited to agree with forged files",
     "cli/test_hostile_files.py": "files made to hurt, given to every verb that reads some",
     "bench/test_gpu_script.py": "benchmarks/gpu.py",
+    "census/test_atlas.py": "census/atlas.py",
     "census/test_families.py": "census/families.py",
     "census/test_finds.py": "census/finds and docs/wild/reports",
     "census/test_media_families.py": "census/media_families.py",
