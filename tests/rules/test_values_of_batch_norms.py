@@ -163,3 +163,14 @@ def test_a_batch_norm_of_the_configs_class_that_was_lost(other):
     model.resnet.embedder.embedder.normalization = other
     found = finding_of(nk.inspect(model, {"pixel_values": torch.randn(2, 3, 32, 32)}), "D3")
     assert (found.severity, found.sites) == ("error", ("resnet.embedder.embedder.normalization",))
+
+
+@pytest.mark.slow
+def test_of_two_batch_norms_with_one_mean_the_data_has_that_of_the_owner(wide):
+    model = copy.deepcopy(wide)
+    with torch.no_grad():
+        model[7].running_mean.copy_(model[4].running_mean)
+    found = finding_of(nk.inspect(model, images(99)), "B14")
+    # The copy is downstream: what enters the owner is as it was.
+    assert found.sites == ("7",)
+    assert found.measured == "1 norm with a copy of another norm's statistics"

@@ -53,7 +53,8 @@ def wrong_axis(facts: Facts) -> Outcome:
         path = odd.path.partition(":")[0]
         if odd.path not in known and facts.declared(odd.path) is None and not facts.is_stock(path):
             words = f"a row is {odd.rows.words}; that of the same norm in {odd.others} other modules of its class is "
-            cases.append(Case(odd.path, "warning", f"{words}{odd.usual.words}"))
+            # A norm may call the function that makes the rows.
+            cases.append(Case(path, "warning", f"{words}{odd.usual.words}"))
     for other in facts.others:
         # Rows share statistics in a way that no spec describes, as over earlier positions.
         coupled, spec = other.passport.readings.get("coupled axes"), facts.intended_at(other.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ _MOST = 0.5
 # Gains are around 1 and biases around 0. The largest median gain of four trained models is at most 4.4
 # times the next, that of a final norm; of a role at most 1.3 times.
 _APART, _MULTIPLE = 0.5, 8.0
+# Statistics that are the data's are off by what sampling leaves, those of another norm by a part of the deviation.
+_MISFIT, _TIMES = 0.1, 4.0
 
 
 @Rule(
@@ -266,16 +269,27 @@ def _copies(facts: Facts) -> Hit | None:
         shared = facts.shared.get(one)
         return facts.is_tied_in_stock(one, other) or (shared is not None and other in shared.twins)
 
-    cases = [
-        Case(path, "error", f"its {size} {noun} are a copy of those of {first}")
-        for (noun, _), ((first, _), *others) in holders.items()
-        for path, size in others
-        if not are_one(first, path)
-    ]
-    found = hit(cases, f"{counted(len(cases), 'norm')} with a copy of another norm's gain")
+    # The owner of statistics is the batch norm whose data has them; of others the first is taken for it.
+    misfits = {
+        norm.path: math.sqrt(max(0.0, norm.change**2 - norm.sampling**2))
+        for norm in facts.batch_norms
+        if not math.isnan(norm.change + norm.sampling)
+    }
+    cases: list[Case] = []
+    perhaps = set()
+    for (noun, _), held in holders.items():
+        best, *others = sorted((misfits.get(path, 0.0), order) for order, (path, _) in enumerate(held))
+        is_told = bool(others) and others[0][0] > max(_MISFIT, _TIMES * best[0])
+        first = held[best[1] if is_told else 0][0]
+        copies = [(path, size) for path, size in held if path != first and not are_one(first, path)]
+        cases += [Case(path, "error", f"its {size} {noun} are a copy of those of {first}") for path, size in copies]
+        perhaps |= {first} if copies and not is_told else set()
+    noun = "gain" if any(" gains are" in case.words for case in cases) else "statistics"
+    number = len({case.path for case in cases})
+    found = hit(cases, f"{counted(number, 'norm')} with a copy of another norm's {noun}")
     if found is None:
         return None
-    named = {*found.sites, *(held[0][0] for held in holders.values() if len(held) > 1)}
+    named = {*found.sites, *perhaps}
     return replace(found, sites=tuple(dict.fromkeys(path for path, *_ in _parts(facts) if path in named)))
 
 
