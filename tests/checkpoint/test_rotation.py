@@ -66,7 +66,9 @@ def turned(family: str, **options: Any) -> tuple[float, list[str]]:
     model, inputs = without_zero_gains(family, **options)
     before = results(model, inputs)
     paths = {attention.name for attention in graph_of(model).attentions}
-    plan = fold(model, operations=["rotate"], untie=True, seed=3).plan
+    plan = plan_of(model, "rotate", untie=True, seed=3)
+    if any(edit.rotations for edit in plan.edits):
+        fold(model, operations=["rotate"], untie=True, seed=3)
     left = [refusal for refusal in plan.refusals if refusal.operation == "rotate" and refusal.place not in paths]
     return difference(before, results(model, inputs)), [refusal.reason for refusal in left]
 
@@ -186,6 +188,23 @@ def test_with_a_file_of_matrices_it_is_proved_and_a_bit_or_another_matrix_is_nam
     table, turn = "model.embed_tokens.weight", drawn(model)["R1"]
     before, after = (load(folder, dtype="float64").state_dict()[table] for folder in (pair.source, pair.result))
     assert (after - before @ turn).abs().max() <= (1e-14 if dtype is torch.float64 else 2.0**-8)
+
+
+def test_gains_leave_for_the_stream_alone(tmp_path):
+    """What a stream that does not turn would leave is told once, and no gain moves for it."""
+    model, inputs = without_zero_gains("gemma3")
+    before = results(model, inputs)
+    plan = fold(model, operations=["rotate"], seed=1, untie=True).plan
+    assert plan.operations == ("rotate",)
+    assert plan.num_folded == 0
+    assert REFUSED["gemma3"] in next(iter(plan.refusals)).reason
+    assert {edit.relation for edit in plan.edits} == {"identical", "sum"}
+    assert difference(before, results(model, inputs)) <= BAR
+    asked = plan_of(model_of("gemma3"), "rotate", "gain")
+    assert asked.operations == ("gain", "rotate")
+    assert asked.num_folded
+    pair = folded(tmp_path, "gemma3", operations=["rotate"])
+    assert failed(verify(pair.source, pair.result)) == {}
 
 
 def test_wrong_seeds_rivals_and_widths_are_one_line():

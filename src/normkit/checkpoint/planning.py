@@ -24,6 +24,7 @@ from normkit.checkpoint.plan import (
     FoldPlan,
     NormChange,
     Operation,
+    Refusal,
     TensorEdit,
     VectorEdit,
 )
@@ -55,6 +56,7 @@ def make_plan(
     seed: int | None = None,
     matrix: Matrices | None = None,
     scales: Scales | None = None,
+    stays: tuple[Refusal, ...] | None = None,
 ) -> FoldPlan:
     """Decide what folding does to each tensor, and what it does not do and why.
 
@@ -70,6 +72,8 @@ def make_plan(
         seed: For "rotate", the seed of the signs; None is 0.
         matrix: For "rotate", matrices in place of the seed.
         scales: For "migrate".
+        stays: For "rotate": why the stream is not rotated, where that is known; then only values are, and no operation
+            is taken along for the stream.
 
     Raises:
         InputError: If an argument is not one of its choices, or the model has dropout and will be trained further.
@@ -87,10 +91,11 @@ def make_plan(
     if operations is not None and not operations:
         raise InputError(f"expected at least one operation of {', '.join(OPERATIONS)}, got none")
     asked = DEFAULT if operations is None else tuple(name for name in OPERATIONS if name in operations)
+    given = asked
     if "rotate" in asked:
         kinds = {norm.kind for norm in graph.norms if norm.reads in graph.stream}
         needed = {*asked, "gain", "bias", "final", *(["rms"] if "layer" in kinds else [])}
-        asked = tuple(name for name in OPERATIONS if name in needed)
+        asked = asked if stays is not None else tuple(name for name in OPERATIONS if name in needed)
         seed = 0 if seed is None and matrix is None else seed
     if matrix is not None and ("rotate" not in asked or seed is not None):
         raise InputError("a matrix is for rotate, in place of a seed; leave one of them out")
@@ -163,7 +168,24 @@ def make_plan(
     if (by := seed if matrix is None else matrix) is not None:
         if matrix is not None:
             check_sizes(matrix, graph, {each.name: head_width(context, each) for each in graph.attentions})
-        rotate_stream(context, builder, {norm.name for norm in changes if norm.becomes_rms}, by)
+        becomes_rms = {norm.name for norm in changes if norm.becomes_rms}
+        if stays is None and not rotate_stream(context, builder, becomes_rms, by) and asked != given:
+            # Gains that leave their norms for a stream that does not turn would only cost a rounding.
+            left = tuple(refusal for refusal in builder.refusals if refusal.operation == "rotate")
+            return make_plan(
+                opened,
+                operations=given,
+                untie=untie,
+                dtype=dtype,
+                for_training=for_training,
+                change_class=change_class,
+                halvings=halvings,
+                fixed_eps=fixed_eps,
+                seed=seed,
+                matrix=matrix,
+                stays=left,
+            )
+        builder.refusals += stays or ()
         for attention in graph.attentions:
             rotate_values(context, builder, attention, by)
     if "unoffset" in asked:
