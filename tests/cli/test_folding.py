@@ -166,3 +166,19 @@ def test_a_model_of_the_hub_is_folded_from_the_cache_and_its_commit_is_in_the_ce
     certificate["source"]["hub"] = "org/tiny@main"
     Path("folded/normkit_certificate.json").write_text(json.dumps(certificate))
     assert "expected a name and a commit of the Hub" in line(run("verify", RMSNORM, "folded", "--quiet"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["out.gguf"], "DST.gguf and --metadata FILE.gguf belong together"),
+        (["out", "--metadata", "x.gguf"], "DST.gguf and --metadata FILE.gguf belong together"),
+        (["out", "--dtype", "bfloat16"], "--dtype bfloat16 is for DST.gguf"),
+        (["out.gguf", "--metadata", "none.gguf"], "none.gguf is no GGUF file that can be read"),
+    ],
+)
+def test_what_gguf_needs_is_said(run: Run, words: list[str], message: str):
+    result = run("fold", RMSNORM, *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert list(Path.cwd().iterdir()) == []

@@ -57,6 +57,7 @@ batchnorm alone; of a model with batch norms, by default: each goes into the
 SRC is a folder with a transformers model, a config.json or model.safetensors in one, or else a Hub id. A step that
 would change the model's answers is not done, and the result says why. The weights are streamed: memory does not grow
 with them. DST appears when everything is written. `normkit verify SRC DST` proves the result from the files.
+DST may be a .gguf file, which takes tokenizer and settings from another GGUF of SRC (--metadata).
 """
 
 
@@ -96,10 +97,16 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
 @click.option("--untie", is_flag=True, help="Give a tied head its own copy of the table.")
 @click.option(
     "--dtype",
-    type=click.Choice(["same", "float32"]),
+    type=click.Choice(["same", "float32", "float16", "bfloat16"]),
     default="same",
     show_default=True,
-    help="Dtype of the written weights.",
+    help="Dtype of the written weights; the last two are for GGUF.",
+)
+@click.option(
+    "--metadata",
+    type=click.Path(path_type=Path),
+    metavar="FILE.gguf",
+    help="For DST.gguf: a GGUF file of SRC, quantized or not, for tokenizer and settings.",
 )
 @click.option("--halvings", type=int, default=0, metavar="K", help="For scale: divide the residual stream by 2^K.")
 @click.option(
@@ -142,6 +149,7 @@ def fold_checkpoint(
     ops: tuple[str, ...] | None,
     untie: bool,
     dtype: str,
+    metadata: Path | None,
     halvings: int,
     fixed_eps: bool,
     seed: int | None,
@@ -164,6 +172,7 @@ def fold_checkpoint(
 ) -> None:
     """Fold a checkpoint, or print what folding would do."""
     from normkit.checkpoint.folding import memory_needed, write_folded
+    from normkit.checkpoint.gguf_folds import gguf_dtypes, write_gguf
     from normkit.checkpoint.hub import find_model, snapshot_of
     from normkit.checkpoint.migration import asked_scales
     from normkit.checkpoint.opening import open_checkpoint
@@ -193,11 +202,16 @@ def fold_checkpoint(
     if measured is not None and not measured.halvings:
         raise InputError(f"nothing needs to be scaled: {measured}")
     with open_checkpoint(folder) as opened:
+        is_gguf = destination is not None and destination.suffix == ".gguf"
+        if is_gguf != (metadata is not None) or (is_gguf and resume):
+            raise click.UsageError("DST.gguf and --metadata FILE.gguf belong together, without --resume.")
+        if not is_gguf and dtype in ("float16", "bfloat16"):
+            raise click.UsageError(f"--dtype {dtype} is for DST.gguf; a folder has the dtype of SRC, or float32.")
         plan = make_plan(
             opened,
             operations=ops,
             untie=untie,
-            dtype=dtype,
+            dtype=gguf_dtypes(opened.source, dtype)[1] if is_gguf else dtype,
             for_training=for_training,
             halvings=measured.halvings if measured else halvings,
             fixed_eps=fixed_eps,
@@ -209,6 +223,16 @@ def fold_checkpoint(
         document = {"schema_version": 1, **plan.to_json()}
         if only_plan or destination is None:
             memory = memory_needed(plan, opened.source, threads)
+        elif metadata is not None:
+            with progress(shown=shown) as report:
+                write_gguf(
+                    *(plan, opened, destination.expanduser(), metadata),
+                    dtype=dtype,
+                    untie=untie,
+                    threads=threads,
+                    max_memory=max_memory,
+                    progress=report,
+                )
         else:
             with progress(shown=shown) as report:
                 certificate = write_folded(
@@ -239,7 +263,10 @@ def fold_checkpoint(
         words = [shell_word(named), shell_word(str(destination))]
         for option, file in (("--matrix", matrix), ("--scales", scales)):
             words += [] if file is None else [option, shell_word(str(file))]
-        results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)
+        proof = (
+            "read back, bit for bit the fold; verify proves folders" if is_gguf else f"normkit verify {' '.join(words)}"
+        )
+        results().print(f"\nfolded: {words[1]}\nproof:  {proof}", soft_wrap=True)
 
 
 def _headroom(folder: Path, path: str | None, *, fixed_eps: bool) -> Headroom:
