@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import normkit as nk
 from helpers import finding_of
+from normkit.rules.batch_statistics import other_output
+from watched_runs import facts
 
 CHANNELS = 8
 
@@ -63,6 +67,11 @@ def test_the_output_in_both_modes(state):
     assert (finding.severity, finding.sites) == ("warning", ())
     assert "the model: in training mode the output of 16 samples is off by" in finding.evidence[0]
     assert finding_of(inspected(model, 4), "C13").severity == "note"
+    # Half as far is a note where it is far beyond what halves of the batch do, as after an epoch of sorted data.
+    for change, sampling, severity in ((0.5, 0.1, "note"), (0.5, 0.2, None), (0.39, 0.05, None), (0.9, 0.1, "warning")):
+        modes = replace(found.modes, change=change, sampling=sampling)
+        hit = other_output.check(replace(facts(None), batch_norms=found.batch_norms, modes=modes))
+        assert (hit and hit.severity) == severity
     # Statistics that do not fit are an error where they give another output altogether.
     model[10].running_mean += 3 * model[10].running_var.sqrt() * model[14].weight[0].detach().sign()
     finding = finding_of(inspected(model), "C9")
