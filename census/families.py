@@ -35,6 +35,7 @@ PLACEMENTS = (
     "post",
     "peri",
     "output-only",
+    "in-branch",
     "residual-after-norm",
     "none",
     "mixed",
@@ -63,10 +64,11 @@ norm that returns more than one tensor, as ZAYA's of queries and keys, is not se
 
 **Placement.** *pre*: norms read the residual stream and feed the branches. *parallel*: pre, and attention and MLP both
 read the block's own input. *post*: the stream itself goes through norms. *peri*: norms before and at the end of each
-branch. *output-only*: at the end of each branch alone. *residual-after-norm*: the residual is taken behind the norm.
-*none*: the branches see the stream as it is, or the repeated member is a stage of several blocks. *unknown*: scaled
-inputs did not tell; *mixed*: not the same in every block; *no blocks*: the stream is no (batch, tokens, features),
-and final norm and norms a block stay empty.
+branch. *output-only*: at the end of each branch alone. *in-branch*: behind a layer of the branch, as in ConvNeXt.
+*residual-after-norm*: the residual is taken behind the norm. *none*: the branches see the stream as it is, or the
+repeated member is a stage of several blocks. *unknown*: scaled inputs did not tell; *mixed*: not the same in every
+block; *no blocks*: no repeated member maps a stream of tokens or a feature map to the same sizes, as where several
+streams run beside each other, and final norm and norms a block stay empty. Batch norms do not count among these.
 
 **QK-norm.** Queries and keys are normalized *per head* or over *all heads* at once; *latent*: not they, but the
 compressed rows that they are made of.

@@ -127,6 +127,7 @@ def test_help_is_immediate() -> None:
     ("arguments", "message"),
     [
         (["inspct"], "Did you mean 'inspect'"),
+        (["watch", "--help"], "normkit: watch is no command, it works in Python: nk.watch(model, optimizer)"),
         (["inspect", "--no-such-option"], "No such option"),
         (["inspect", "--no-repotr"], "Did you mean '--no-report'"),
         (["inspect", "--fail-on", "fatal"], "'fatal' is not one of"),

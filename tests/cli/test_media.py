@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
+import normkit as nk
 from helpers import refused
 from media_models import saved, saved_clip, write_wave
 
@@ -85,9 +88,34 @@ def test_images_and_text_at_once(run: Run, tmp_path: Path) -> None:
         return refused(run("inspect", folder, *arguments, "--no-report"))
 
     assert "reads no audio: give --images or --text in place of --audio" in line("--audio", tmp_path)
+    (folder / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (folder / "tokenizer_config.json").unlink()
+    assert "it has no tokenizer; save the processor of the model beside it" in line("--images", tmp_path)
+    (tmp_path / "tokenizer.json").rename(folder / "tokenizer.json")
     (folder / "preprocessor_config.json").unlink()
     for arguments in ((), ("--images", tmp_path)):
         assert "it has no preprocessor_config.json; save the processor of the model beside it" in line(*arguments)
+
+
+def test_two_models_of_images_are_compared(vit: Path, run: Run, tmp_path: Path) -> None:
+    port = Path(shutil.copytree(vit, tmp_path / "port"))
+    weights = load_file(port / "model.safetensors")
+    name = next(name for name in weights if name.endswith("layer.1.layernorm_after.weight"))
+    save_file({**weights, name: weights[name] * 1.5}, port / "model.safetensors", metadata={"format": "pt"})
+    Image.new("RGB", (50, 40), (200, 10, 10)).save(tmp_path / "a.png")
+    done = run("compare", port, vit, "--no-report", "--images", tmp_path / "a.png")
+    text = " ".join(done.stdout.split())
+    assert done.exit_code == 1
+    assert "run on: a.png" in text
+    assert "The first difference appears at layers.1.layernorm_after" in text
+    # In another dtype than its reference, whose processor makes the input of both.
+    found = nk.compare(nk.load(vit, dtype="bfloat16"), vit)
+    assert found.source == "3 photographs (china.jpg, flower.jpg, grace_hopper.jpg), whole and in quarters"
+    assert found.rows is not None
+    assert found.rows.not_run == ""
+    (port / "preprocessor_config.json").unlink()
+    text = " ".join(run("compare", port, port, "--no-report").stdout.split())
+    assert "not looked at conventions and rows: port reads images through an image processor: it has no" in text
 
 
 def test_files_that_cannot_be_used(vit: Path, whisper: Path, run: Run, tmp_path: Path) -> None:
@@ -150,6 +178,20 @@ def nothing():
 
 def fails():
     return 1 / 0
+
+def leaves():
+    raise SystemExit(3)
+
+def endless():
+    while True:
+        yield torch.randn(2, 3, 8, 8)
+
+def breaks():
+    yield torch.randn(2, 3, 8, 8)
+    raise ValueError("no second batch")
+
+def empty():
+    return torch.randn(0, 3, 8, 8)
 """
 
 
@@ -170,6 +212,12 @@ def test_a_model_of_ones_own(run: Run, tmp_path: Path) -> None:
     assert "--images does not go with --batch" in line("model", "--batch", f"{file}:images", "--images", tmp_path)
     assert "--dtype does not go with a model in code" in line("model", "--batch", "a.py:b", "--dtype", "bfloat16")
     assert "fails failed: ZeroDivisionError" in line("fails", "--batch", f"{file}:images")
+    assert "leaves failed: SystemExit: 3" in line("leaves", "--batch", f"{file}:images")
+    assert "breaks failed: ValueError: no second batch" in line("model", "--batch", f"{file}:breaks")
+    assert "at least one sample, this one has shape (0, 3, 8, 8)" in line("model", "--batch", f"{file}:empty")
+    done = run("inspect", f"{file}:model", "--batch", f"{file}:endless", "--no-report")
+    assert "the first 256 batches of own.py:endless: 512 images" in " ".join(done.stdout.split())
+    assert f"or {file.name}:NAME, a function that returns a model" in refused(run("inspect", file))
     assert "expected a model of torch from" in line("images", "--batch", f"{file}:images")
     assert "got none; return one, or a list of them" in line("model", "--batch", f"{file}:nothing")
     assert "Sequential cannot be run on input (1, 5, 8, 8) (RuntimeError" in line("model", "--batch", f"{file}:wrong")

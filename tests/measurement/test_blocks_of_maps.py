@@ -34,6 +34,31 @@ def test_blocks_of_maps_have_the_axis_of_their_channels():
         assert blocks[0].rows(x).shape[-1] == 8
 
 
+class Several(nn.Module):
+    """A block of four streams beside each other, as AltUp and hyper-connections have them: no map."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x.mean(0)))
+
+
+class Moving(Several):
+    """A block of maps (B, C, H, W) that moves the channels last for its norm, as VitDet's."""
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x.movedim(1, -1))).movedim(-1, 1)
+
+
+def test_streams_beside_each_other_are_no_map():
+    model = Listed(layers=[Several(), Several()])
+    assert found(model, lambda: model(torch.randn(4, 2, 5, 8))) == []
+    model = Listed(layers=[Moving(), Moving()])
+    assert [block.axis for block in find_blocks(model, trace(model, lambda: model(torch.randn(2, 8, 5, 5))))] == [1, 1]
+
+
 def test_the_first_of_a_stage_changes_the_sizes_and_layers_inside_blocks_do_not_count():
     sizes = ((8, 16, 16), (16, 32, 32, 32), (32, 64))
     stages = [nn.Sequential(*(Convolving(*pair) for pair in pairwise(widths))) for widths in sizes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,6 +135,20 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     made = from_images(loaded(sizes), tmp_path, batch_size=8)
     assert made.batches[0]["pixel_values"].tolist() == [[3, 2, 9], [5, 4, 7]]
     assert made.source == f"2 files of {tmp_path.name}"
+    one = from_images(loaded(sizes), tmp_path / "b.png", batch_size=8)
+    assert (one.batches[0]["pixel_values"].tolist(), one.source) == ([[5, 4, 7]], "b.png")
+
+
+def test_wide_pixels_keep_their_range_and_photographs_stand_upright(tmp_path: Path) -> None:
+    Image.fromarray(np.full((2, 3), 40_000, dtype=np.uint16)).save(tmp_path / "a.png")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (5, 4), (7, 0, 0)).save(tmp_path / "b.png", exif=turned)
+    made = from_images(loaded(sizes), tmp_path, batch_size=8)
+    assert made.batches[0]["pixel_values"].tolist() == [[3, 2, 40_000 // 256], [4, 5, 7]]
+    Image.fromarray(np.ones((2, 3), dtype=np.float32)).save(tmp_path / "c.tif")
+    with pytest.raises(InputError, match="which have no known range"):
+        from_images(loaded(sizes), tmp_path, batch_size=8)
 
 
 def test_of_many_images_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +169,7 @@ def test_folders_and_images_that_cannot_be_used(tmp_path: Path, monkeypatch: pyt
     assert refused(tmp_path / "none").startswith("expected a folder with images, got ")
     assert refused(tmp_path).startswith("expected images (.jpg, ")
     (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff no image")
-    assert refused(tmp_path).startswith(f"cannot read the image {tmp_path / 'a.jpg'}: UnidentifiedImageError")
+    assert refused(tmp_path).startswith(f"cannot read the image {tmp_path / 'a.jpg'}: Pillow knows no such image")
     Image.new("RGB", (64, 64)).save(tmp_path / "a.jpg")
     whole = (tmp_path / "a.jpg").read_bytes()
     (tmp_path / "a.jpg").write_bytes(whole[:-20])
@@ -165,6 +180,11 @@ def test_folders_and_images_that_cannot_be_used(tmp_path: Path, monkeypatch: pyt
     monkeypatch.undo()
     missing = refused(tmp_path, "it has no preprocessor_config.json")
     assert missing == "tiny reads images through an image processor: it has no preprocessor_config.json"
+
+    def endless(_images: Any, **_: str) -> dict[str, torch.Tensor]:
+        return {"pixel_values": torch.full((1,), torch.inf)}
+
+    assert "gives pixel_values with numbers that are not finite for images 1 and" in refused(tmp_path, endless)
     assert refused(tmp_path, Hears()).startswith("Hears of tiny failed on images 1 and following: TypeError")
     assert refused(tmp_path, lambda _images, **_: {"x": torch.zeros(1)}).endswith(
         "gives x, the model reads pixel_values; save the model's own processor beside it"
@@ -178,6 +198,24 @@ def test_samples_of_every_width(tmp_path: Path, width: int) -> None:
     # Whole numbers of up to 24 bits are exact in float32.
     expected = np.float32([0, (largest - 1) / largest, -1, -1 / largest]).tolist()
     assert heard(file) == [expected]
+
+
+def wave_of_form(file: Path, form: int, bits: int, samples: bytes, channels: int = 1, more: bytes = b"") -> Path:
+    """A .wav file with another header than whole numbers have."""
+    size = bits // 8 * channels
+    head = struct.pack("<HHIIHH", form, channels, RATE, RATE * size, size, bits) + more
+    chunks = b"LIST" + struct.pack("<I", 3) + b"abc\0"
+    chunks += b"fmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", len(samples)) + samples
+    file.write_bytes(b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks)
+    return file
+
+
+def test_samples_of_other_forms(tmp_path: Path) -> None:
+    floats = np.float32([0, 0.5, -1.25])
+    for bits, dtype in ((32, "<f4"), (64, "<f8")):
+        assert heard(wave_of_form(tmp_path / "a.wav", 3, bits, floats.astype(dtype).tobytes())) == [floats.tolist()]
+    extended = struct.pack("<HHIH", 22, 16, 4, 1) + bytes(14)
+    assert heard(wave_of_form(tmp_path / "a.wav", 0xFFFE, 16, b"\0\x40", more=extended)) == [[0.5]]
 
 
 def test_channels_are_averaged_and_folders_read(tmp_path: Path) -> None:
@@ -214,7 +252,11 @@ def test_sounds_that_cannot_be_used(tmp_path: Path) -> None:
     assert refused(file) == f"cannot read the sound {file}: No such file or directory; give a .wav file"
     assert refused(tmp_path) == f"expected .wav files (.wav) in {tmp_path}, found none; give --audio FILE.wav"
     file.write_bytes(b"ID3")
-    assert refused(file).startswith(f"expected a .wav file of whole numbers (PCM), {file} is none (")
+    assert refused(file) == f"expected a .wav file, {file} is none; convert it: ffmpeg -i a.wav new.wav"
+    for form, bits, channels in ((7, 8, 1), (1, 12, 1), (3, 16, 1), (1, 16, 0)):
+        line = refused(wave_of_form(file, form, bits, b"abcd", channels))
+        assert f"has form {form} of {bits} bits and {channels} channels; convert it" in line
+    assert "not finite" in refused(wave_of_form(file, 3, 32, np.float32([np.nan]).tobytes()))
     write_wave(file, [[1]], rate=44_100)
     assert refused(file) == (
         f"{file} has 44,100 samples a second, the model takes 16,000; resample it: ffmpeg -i a.wav -ar 16000 new.wav"
@@ -222,4 +264,7 @@ def test_sounds_that_cannot_be_used(tmp_path: Path) -> None:
     write_wave(file, [])
     assert refused(file) == f"expected a sound in {file}, found no sample; give another file"
     assert "expected a feature extractor with a sampling rate" in refused(file, sizes)
+    hears = Hears()
+    hears.n_samples = 10**6 * RATE  # type: ignore[attr-defined]
+    assert "makes 1,000,000 s of each sound, expected at most 600" in refused(file, hears)
     assert refused(file, "it has none").startswith("tiny reads sound through a feature extractor: it has none")

@@ -17,6 +17,9 @@ HUB_SOURCE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?@[0-9a-f]{40}", re.ASCII)
 # Files that configure a model and its tokenizer; the weights follow when it is known how they are split.
 _SETTINGS = ["*.json", "*.txt", "*.model", "*.tiktoken"]
 _FOLDERS = ["*/*"]
+_READ = "normkit compare reads {}"
+# Endings of files that are models for others -> what to do with one.
+_OTHERS = {".py": "or {}:NAME, a function that returns a model", **dict.fromkeys((".gguf", ".onnx", ".npz"), _READ)}
 # A name without an organisation and with such an ending means a file that is not there.
 _FILES = (".md", ".txt", ".json", ".py", ".safetensors", ".gguf", ".onnx", ".bin", ".pt", ".pth")
 
@@ -39,7 +42,10 @@ def find_model(
     path = Path(model).expanduser()
     if path.is_file():
         if path.name not in (CONFIG, WEIGHTS, INDEX):
-            raise ModelError(f"{model} is a file and no model; give a model's folder, or its {CONFIG} or {WEIGHTS}")
+            others = "" if path.suffix not in _OTHERS else f"; {_OTHERS[path.suffix].format(path.name)}"
+            raise ModelError(
+                f"{model} is a file and no model; give a model's folder, or its {CONFIG} or {WEIGHTS}{others}"
+            )
         path = path.parent
     elif not (model and path.is_dir()):
         name, revision = split_identifier(model, revision)

@@ -221,7 +221,7 @@ def _tokenizer(folder: Path) -> tuple[Any, tuple[str, ...]]:
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     # transformers creates an empty tokenizer for a folder without one.
-    if not any(file.is_file() for pattern in _TOKENIZERS for file in folder.glob(pattern)):
+    if not _has_tokenizer(folder):
         return None, ()
     try:
         name = get_tokenizer_config(str(folder), local_files_only=True).get("tokenizer_class")
@@ -233,6 +233,10 @@ def _tokenizer(folder: Path) -> tuple[Any, tuple[str, ...]]:
     except Exception as error:
         return None, (f"its tokenizer cannot be loaded ({typed_line(error)})",)
     return tokenizer, ()
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(file.is_file() for pattern in _TOKENIZERS for file in folder.glob(pattern))
 
 
 def _processor(folder: Path, model: Any) -> Any:
@@ -249,12 +253,16 @@ def _processor(folder: Path, model: Any) -> Any:
             named |= {**found, **part} if isinstance(part, dict) else {}
     if not named:
         return f"it has no {PROCESSOR}; save the processor of the model beside it"
+    if beside and not _has_tokenizer(folder):
+        return "it has no tokenizer; save the processor of the model beside it"
     if sizes := [size for key in ("size", "crop_size", "pad_size") for size in _sizes(named.get(key)) if size > _SIDE]:
         return f"its {PROCESSOR} asks for images of {sizes[0]} pixels a side, expected at most {_SIDE}; correct it"
     if (length := named.get("image_seq_length")) and not 0 < length <= _SIDE:
         return f"its processor makes {length} tokens of an image, expected at most {_SIDE}; correct it"
-    kind = str(named.get("image_processor_type") or named.get("feature_extractor_type") or "")
-    if named.get("auto_map") and not hasattr(transformers, kind.removesuffix("Fast")):
+    kinds = [named.get(key) for key in ("image_processor_type", "feature_extractor_type", "processor_class")]
+    if named.get("auto_map") and not all(
+        hasattr(transformers, str(kind).removesuffix("Fast")) for kind in kinds if kind
+    ):
         return "its processor is code that comes with the model, which is never run; give a processor of transformers"
     auto = transformers.AutoImageProcessor if is_image else transformers.AutoFeatureExtractor
     auto = transformers.AutoProcessor if beside else auto

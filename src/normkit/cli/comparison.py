@@ -22,6 +22,8 @@ from normkit.cli import options, terminal
     show_default=True,
     help="Stop after this many tokens.",
 )
+@options.images_option
+@options.audio_option
 @options.batch_option
 @click.option("--no-run", is_flag=True, help="Look at what is stored; run no model.")
 @options.dtype_option
@@ -38,6 +40,8 @@ def compare_with_reference(
     reference: str,
     text: str | None,
     max_tokens: int,
+    images: Path | None,
+    audio: tuple[Path, ...],
     batch: str | None,
     no_run: bool,
     dtype: str,
@@ -57,8 +61,8 @@ def compare_with_reference(
     comes with a model never is.
 
     Every level that both offer is looked at: stored gains and biases, without running anything; what each norm
-    computes; the rows of both on one text, and where the first difference appears; which norm stands for which. The
-    result says which levels were not looked at, and why. It is DIR/PORT/comparison.json.
+    computes; the rows of both on one text, on images or sound, and where the first difference appears; which norm
+    stands for which. The result says which levels were not looked at, and why. It is DIR/PORT/comparison.json.
 
     Exit codes: 0 the same, as far as both offer it; 1 different, or undecided: what can be read allows both (the key
     "verdict" of the JSON tells these two apart); 2 wrong usage or input.
@@ -67,8 +71,9 @@ def compare_with_reference(
     from normkit.cli.reports import output_folder
     from normkit.cli.texts import batches_for, read_text
 
-    if batch is not None and text is not None:
-        raise click.UsageError("--batch and --text: give one of the two.", ctx)
+    if batch is not None and (text is not None or images is not None or audio):
+        given = "--text" if text is not None else "--images" if images is not None else "--audio"
+        raise click.UsageError(f"--batch and {given}: give one of the two.", ctx)
     words = None if text is None else read_text(text, max_tokens)
     from normkit.comparison.comparing import compare_sides
     from normkit.comparison.sides import called, open_side
@@ -86,7 +91,15 @@ def compare_with_reference(
     for side in sides:
         if folder is not None and side.path is not None:
             output_folder(out, sides[0].name, source=side.path)
-    chosen = partial(batches_for, path=text, words=words, max_tokens=max_tokens, batch_size=max_tokens)
+    chosen = partial(
+        batches_for,
+        path=text,
+        words=words,
+        max_tokens=max_tokens,
+        batch_size=max_tokens,
+        images=images,
+        sound=audio,
+    )
     inputs = chosen if batch is None else called(batch)
     with terminal.progress(shown=shown) as report:
         found = compare_sides(*sides, inputs, site=site, run=not no_run, progress=report)

@@ -29,7 +29,7 @@ from normkit.cli.rules import explain_rule
 from normkit.cli.study import run_studies
 from normkit.cli.terminal import one_line
 from normkit.cli.verification import verify_fold
-from normkit.errors import NormkitError
+from normkit.errors import InputError, NormkitError
 from normkit.text import own_version
 
 _GROUPS = {
@@ -46,6 +46,11 @@ Everything is written below normkit-out, or below the folder after --out.
 Exit codes: 0 done, 1 findings or a failed proof, 2 wrong usage or input,
 101 a bug of normkit. Tab completion: normkit completion --help."""
 
+# What people type here that takes a model in memory.
+_IN_PYTHON = {
+    "watch": "nk.watch(model, optimizer), around a training loop; normkit inspect MODEL --train-step takes one step",
+    "convert": "nk.convert(model); normkit fold writes a checkpoint",
+}
 _USAGE, _BUG, _INTERRUPTED, _BROKEN_PIPE = 2, 101, 130, 141
 
 
@@ -58,6 +63,12 @@ class _Verbs(click.Group):
             found = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(heading):
                 formatter.write_dl([(name, verb.get_short_help_str(limit=80)) for name, verb in found if verb])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the verb, and say of what works in Python alone that it does."""
+        if args and args[0] in _IN_PYTHON:
+            raise InputError(f"{args[0]} is no command, it works in Python: {_IN_PYTHON[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb."""

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from normkit.cli.options import (
+    audio_option,
     batch_option,
+    images_option,
     json_option,
     model_argument,
     no_report_option,
@@ -46,19 +48,8 @@ _LOADING = {"dtype", "revision", "local_files_only", "offload"}
 @click.command("inspect", short_help="Measure and check every norm of a model; without MODEL, a demo.")
 @model_argument("model", "[MODEL]", required=False)
 @run_options
-@click.option(
-    "--images",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Images to run a vision model on.  [default: photographs of matplotlib and scikit-learn]",
-)
-@click.option(
-    "--audio",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="PATH",
-    help="A .wav file or a folder of some, for a speech model; may be repeated.  [default: a synthesized signal]",
-)
+@images_option
+@audio_option
 @batch_option
 @site_option
 @click.option("--token", is_flag=True, help="Also print what the norm does to one token, step by step.")

@@ -15,6 +15,19 @@ text_option = click.option(
     "--text", metavar="FILE", help="UTF-8 text to run on; - reads stdin.  [default: a text that ships]"
 )
 
+images_option = click.option(
+    "--images",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="A folder of images, or one, to run a vision model on.  [default: photographs of matplotlib and scikit-learn]",
+)
+audio_option = click.option(
+    "--audio",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="PATH",
+    help="A .wav file or a folder of some, for a speech model; may be repeated.  [default: a synthesized signal]",
+)
 batch_option = click.option(
     "--batch", metavar="FILE.py:NAME", help="Run on what this function returns, for models in code."
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import click
 
 from normkit import demo
 from normkit.checkpoint.loading import LoadedModel, load_model, media_beside
-from normkit.errors import InputError, ModelError
+from normkit.errors import InputError, ModelError, NormkitError
 from normkit.measurement import media, texts
 from normkit.measurement.texts import Batches
+from normkit.text import typed_line
 
 # Reading stops at this many characters per token: no text needs more.
 _CHARACTERS_A_TOKEN = 32
+# Batches of a user's function are held together.
+_MOST_BATCHES = 256
 
 
 def load(
@@ -71,10 +75,18 @@ def batches_from_code(model: Any, given: str) -> Batches:
     from normkit.comparison.sides import called
     from normkit.measurement.running import arguments, batches_of
 
-    batches = tuple(dict(arguments(model, each)) for each in batches_of(called(given)))
+    stream, name = batches_of(called(given)), given.rpartition("/")[2]
+    try:
+        # A generator may have no end.
+        batches = [dict(arguments(model, each)) for each in islice(stream, _MOST_BATCHES + 1)]
+    except NormkitError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise InputError(f"{given} failed: {typed_line(error)}") from error
     if not batches:
         raise InputError(f"expected batches from {given}, got none; return one, or a list of them")
-    return Batches(batches=batches, source=given.rpartition("/")[2], decode=None)
+    source = name if len(batches) <= _MOST_BATCHES else f"the first {_MOST_BATCHES} batches of {name}"
+    return Batches(batches=tuple(batches[:_MOST_BATCHES]), source=source, decode=None)
 
 
 def read_text(path: str, max_tokens: int) -> str:

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normkit import demo
 from normkit.checkpoint.build_model import quiet_libraries
-from normkit.checkpoint.loading import LoadedModel
 from normkit.comparison.contrasts import (
     Contrast,
     Survey,
@@ -31,18 +29,15 @@ from normkit.comparison.own_rounding import OwnRounding, free_memory, own_roundi
 from normkit.comparison.pairing import match
 from normkit.comparison.recording import Recording
 from normkit.comparison.rows import Rows, compare_rows
-from normkit.comparison.sides import Side, open_side
+from normkit.comparison.sides import Side, open_side, shipped
 from normkit.comparison.values import Values, compare_values
 from normkit.errors import InputError, ModelError, NormkitError
 from normkit.identification.sites import matches
 from normkit.measurement.running import Batch, arguments, batches_of
-from normkit.measurement.texts import Batches, batches_for, context_length
+from normkit.measurement.texts import Batches, context_length
 from normkit.text import dtype_name
 
 Progress = Callable[[str, int, int], None]
-
-TOKENS = 256
-"""Tokens that two models run on, unless the user says how many."""
 
 _WINDOW = 128
 """Tokens of a window. Of two windows one runs alone too, which shows the reference's own rounding in half the time that
@@ -298,14 +293,16 @@ def _input(port: Side, reference: Side, batch: Any) -> tuple[Batch, str]:
         if not recorded.recording.tokens:
             raise _NotRunError(f"{recorded.name} does not say its tokens; record them, or give a batch")
         return _padded(recorded.recording.tokens), f"the tokens of {recorded.name}"
-    # The reference's tokenizer is the right one; a port may have none.
+    # The reference's tokenizer or processor is the right one; a port may have none.
     folders = [side.folder for side in (reference, port) if side.folder is not None]
     if not folders:
         raise _NotRunError("no batch was given to run on")
-    loaded = next((each for each in folders if each.tokenizer is not None), folders[0])
+    loaded = next(
+        (each for each in folders if each.tokenizer or not isinstance(each.processor, str | None)), folders[0]
+    )
     limits = (context_length(each.model, each.tokenizer) for each in folders)
     length = min(limit for limit in (*limits, _WINDOW) if limit is not None)
-    chosen: Batches = (batch or _shipped)(loaded, length=length)
+    chosen: Batches = (batch or shipped)(loaded, length=length)
     return chosen.batches[0], chosen.source
 
 
@@ -315,13 +312,6 @@ def _padded(tokens: Sequence[Sequence[int]]) -> Batch:
     ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in tokens])
     mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in tokens])
     return {"input_ids": ids, "attention_mask": mask}
-
-
-def _shipped(loaded: LoadedModel, length: int) -> Batches:
-    """The start of the text that ships, for a model from a folder."""
-    return batches_for(
-        loaded, demo.text(), "demo text", is_own=False, length=length, max_tokens=TOKENS, batch_size=TOKENS
-    )
 
 
 def _survey(side: Side, batch: Batch) -> Survey:

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from torch import nn
 
+from normkit import demo
 from normkit.checkpoint.hub import find_model
-from normkit.checkpoint.loading import LoadedModel, load_model
+from normkit.checkpoint.loading import LoadedModel, load_model, media_beside
 from normkit.checkpoint.model_folder import CONFIG, INDEX, WEIGHTS
 from normkit.comparison.differences import Level
 from normkit.comparison.gguf_file import read_gguf
@@ -24,11 +25,16 @@ from normkit.comparison.weights import Weights, weights_of
 from normkit.errors import InputError, KindError, ModelError, NormkitError
 from normkit.identification.behaviour import identify
 from normkit.identification.book import Entry, PassportBook
+from normkit.measurement import media
+from normkit.measurement.texts import Batches, batches_for
 from normkit.text import quoted, typed_line
 
 Form = Literal[
     "folder", "safetensors", "GGUF", "ONNX", "recording", "passports", "code", "module", "arrays", "function"
 ]
+
+TOKENS = 256
+"""Tokens that two models run on, unless the user says how many."""
 
 _CODE = re.compile(r"(?P<where>[^:]+):(?P<name>[A-Za-z_][\w.]*)")
 _TAKEN = (
@@ -173,7 +179,7 @@ def called(given: str) -> Any:
         raise InputError(f"cannot import {given}: {error}; give FILE.py:function or module:function") from error
     except AttributeError as error:
         raise InputError(f"cannot use {given}: {error}; name a function without arguments") from error
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise InputError(f"{given} failed: {typed_line(error)}") from error
     finally:
         sys.path[:] = before
@@ -247,8 +253,22 @@ def _of_path(given: str, *, dtype: str, revision: str | None, local_files_only: 
         form="folder",
         path=folder,
         weights=weights_of(folder, name=name),
-        load=lambda: load_model(str(folder), dtype=dtype),
+        load=lambda: load_model(str(folder), dtype=dtype, text_only=False),
     )
+
+
+def shipped(loaded: LoadedModel, length: int) -> Batches:
+    """What the model of a folder is run on: the text that ships in windows of a length, photographs or a signal."""
+    main, text = loaded.model.main_input_name, demo.text()
+    beside = media_beside(loaded.model)
+    if beside and not isinstance(loaded.processor, str | None):
+        sound = None if beside == "pixel_values" else ()
+        return media.with_text(loaded, text, "demo text", sound=sound)
+    if main == "pixel_values":
+        return media.from_images(loaded, None, batch_size=TOKENS, words=text)
+    if main in ("input_features", "input_values"):
+        return media.from_sound(loaded, (), words=text)
+    return batches_for(loaded, text, "demo text", is_own=False, length=length, max_tokens=TOKENS, batch_size=TOKENS)
 
 
 def file_side(given: str | Path) -> Side | None:

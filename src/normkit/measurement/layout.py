@@ -71,7 +71,7 @@ def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> 
         path
         for paths in lists.values()
         for path in _members(model, [first_calls[path] for path in paths], changing)
-        if path not in norms
+        if path not in norms and _axis(trace, first_calls[path]) is not None
     ]
     outermost = [path for path in members if not any(path.startswith(f"{other}.") for other in members)]
     # A stage of one block is no list of its own; the layers in that block are no blocks either.
@@ -83,7 +83,7 @@ def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> 
     shortest = min(2, max((lengths[_parent(path)] for path in kept), default=1))
     kept = [path for path in first_calls if path in kept and lengths[_parent(path)] >= shortest]
     return tuple(
-        BlockCall(path=path, index=index, module=first_calls[path].module, axis=_axis(trace, first_calls[path]))
+        BlockCall(path=path, index=index, module=first_calls[path].module, axis=_axis(trace, first_calls[path]) or -1)
         for index, path in enumerate(kept)
     )
 
@@ -103,13 +103,22 @@ def _members(model: nn.Module, calls: Sequence[ModuleCall], changing: Set[str]) 
     return [path for path in paths if path in changing or path in adding] if is_plain and adding else []
 
 
-def _axis(trace: Trace, block: ModuleCall) -> Literal[-1, 1]:
-    """Axis 1 where a convolution inside the block reads a tensor of the stream's shape."""
-    inside = (call for call in trace.modules if call.path.startswith(f"{block.path}."))
-    is_map = len(block.input_shape) == 4 and any(
-        isinstance(call.module, _ConvNd) and call.input_shape == block.input_shape for call in inside
-    )
-    return 1 if is_map else -1
+def _axis(trace: Trace, block: ModuleCall) -> Literal[-1, 1] | None:
+    """The axis of the channels; None where no layer reads such a map, as of several streams beside each other.
+
+    It is 1 where a layer inside the block convolves a map of the stream's shape, or reads one with the channels last.
+    """
+    if len(block.input_shape) != 4:
+        return -1
+    first, channels, *sides = block.input_shape
+    inside = [call for call in trace.modules if call.path.startswith(f"{block.path}.")]
+    layers = [call for call in inside if next(call.module.children(), None) is None]
+    reading = [call.module for call in layers if call.input_shape == block.input_shape]
+    if any(isinstance(module, (_ConvNd, nn.GroupNorm)) for module in reading):
+        return 1
+    if reading:
+        return -1
+    return 1 if any(call.input_shape == (first, *sides, channels) for call in layers) else None
 
 
 def block_of(path: str, blocks: Iterable[BlockCall]) -> int | None:

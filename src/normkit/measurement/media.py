@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect as signatures
-import wave
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -26,6 +26,8 @@ MOST_FILES = 64
 # A larger file would need more than a gigabyte.
 _MOST_PIXELS = 100_000_000
 _MOST_SECONDS = 30
+# Seconds to which a feature extractor may fill up a sound.
+_LONGEST = 600
 _SIGNAL_SECONDS = 6
 # Characters of the text beside an image or a recording.
 _PIECE = 256
@@ -38,7 +40,8 @@ def from_images(loaded: LoadedModel, folder: Path | None, *, batch_size: int, wo
 
     Args:
         loaded: A model that reads pixel_values.
-        folder: Holds images; None takes the photographs that scikit-learn and matplotlib bring, whole and in quarters.
+        folder: Holds images, or is one; None takes the photographs that scikit-learn and matplotlib bring, whole and in
+            quarters.
         batch_size: Images a batch.
         words: What a decoder reads, as in `from_sound`.
 
@@ -82,7 +85,10 @@ def from_random_pixels(model: Any) -> Batches:
 
 def _pictures(folder: Path | None) -> tuple[list[Image], str]:
     """The images of a folder, or photographs that are installed; and what they are, in words."""
-    files = _photographs() if folder is None else _files(folder, IMAGES, "images", "--images FOLDER")
+    if folder is None:
+        files = _photographs()
+    else:
+        files = [folder] if folder.is_file() else _files(folder, IMAGES, "images", "--images FOLDER")
     if not files:
         raise InputError("no photographs are installed; give --images FOLDER")
     taken = files[:MOST_FILES]
@@ -95,7 +101,7 @@ def _pictures(folder: Path | None) -> tuple[list[Image], str]:
             corners = [(left, top, left + half, top + lower) for left in (0, half) for top in (0, lower)]
             images += [image.crop(corner) for corner in corners]
     if folder is not None:
-        return images, f"{_some(taken, files)} of {folder.resolve().name or folder}"
+        return images, _some(taken, files) + (f" of {folder.resolve().name or folder}" if folder.is_dir() else "")
     names = ", ".join(file.name for file in taken)
     return images, f"{counted(len(taken), 'photograph')} ({names}), whole and in quarters"
 
@@ -192,6 +198,12 @@ def _rate(loaded: LoadedModel, extractor: Any) -> int:
         raise ModelError(
             f"{loaded.name}: expected a feature extractor with a sampling rate, found {rate!r}; correct it"
         )
+    samples = getattr(extractor, "n_samples", None)
+    if isinstance(samples, int) and samples > _LONGEST * rate:
+        raise ModelError(
+            f"{loaded.name}: its feature extractor makes {samples // rate:,} s of each sound, expected at most "
+            f"{_LONGEST:,}; correct it"
+        )
     return rate
 
 
@@ -229,7 +241,8 @@ def _photographs() -> list[Path]:
 
 
 def _image(file: Path) -> Image:
-    from PIL import Image
+    import numpy as np
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(file) as image:
@@ -237,11 +250,19 @@ def _image(file: Path) -> Image:
                 raise InputError(
                     f"{file} has {image.width:,} x {image.height:,} pixels, expected at most {_MOST_PIXELS:,}; scale it"
                 )
-            return image.convert("RGB")
+            # As transformers' own loader turns photographs upright.
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.startswith("I;16") or (upright.mode == "I" and file.suffix.lower() == ".png"):
+                # Pillow would cut what is above 255 off.
+                upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+            if upright.mode in ("F", "I"):
+                raise InputError(f"{file} has pixels of more than 16 bits, which have no known range; save it as PNG")
+            return upright.convert("RGB")
     except InputError:
         raise
     except Exception as error:  # a damaged file makes Pillow raise errors of many types
-        words = clipped(typed_line(error), 160)
+        unknown = isinstance(error, UnidentifiedImageError)
+        words = "Pillow knows no such image" if unknown else clipped(typed_line(error), 160)
         raise InputError(f"cannot read the image {file}: {words}; take it out, or save it again") from error
 
 
@@ -259,6 +280,11 @@ def _processed(loaded: LoadedModel, what: str, *given: Any, needed: str = "", **
         key: value.to(dtype) if value.is_floating_point() else value for key, value in made.items() if key in takes
     }
     needed = needed or loaded.model.main_input_name
+    if strange := [key for key, value in batch.items() if value.is_floating_point() and not value.isfinite().all()]:
+        raise ModelError(
+            f"{type(loaded.processor).__name__} of {loaded.name} gives {strange[0]} with numbers that are not finite "
+            f"for {what}; correct its mean and deviation, or {loaded.model.dtype} is too narrow for them"
+        )
     if needed not in batch:
         raise ModelError(
             f"{type(loaded.processor).__name__} of {loaded.name} gives {', '.join(made)}, the model reads "
@@ -268,37 +294,59 @@ def _processed(loaded: LoadedModel, what: str, *given: Any, needed: str = "", **
 
 
 def _wave(file: Path, rate: int) -> np.ndarray[Any, Any]:
-    """The first 30 seconds of a .wav file, channels averaged, from -1 to 1.
+    """The first 30 seconds of a .wav file, channels averaged; whole numbers count from -1 to 1.
 
     Raises:
-        InputError: If it is no such file of whole numbers, is empty, or has another rate.
+        InputError: If it is no .wav file of whole numbers or floats, is empty, or has another rate.
     """
     import numpy as np
 
     try:
-        with wave.open(str(file), "rb") as sound:
-            found, channels, width = sound.getframerate(), sound.getnchannels(), sound.getsampwidth()
-            held = sound.readframes(_MOST_SECONDS * min(found, rate))
+        with file.open("rb") as sound:
+            start = sound.read(12)
+            if start[:4] != b"RIFF" or start[8:] != b"WAVE":
+                raise InputError(f"expected a .wav file, {file} is none; convert it: ffmpeg -i {file.name} new.wav")
+            form, channels, found, bits, held = 0, 1, rate, 16, b""
+            while len(head := sound.read(8)) == 8:
+                name, size = struct.unpack("<4sI", head)
+                if name == b"data":
+                    held = sound.read(min(size, _MOST_SECONDS * min(found, rate) * channels * (bits // 8)))
+                    break
+                fields = sound.read(min(size, 40))
+                if name == b"fmt " and len(fields) >= 16:
+                    form, channels, found, _, _, bits = struct.unpack("<HHIIHH", fields[:16])
+                    # An extensible header has the form at the beginning of its last 16 bytes.
+                    form = struct.unpack("<H", fields[24:26])[0] if form == 0xFFFE and len(fields) >= 26 else form
+                # Chunks begin at even places.
+                sound.seek(size - len(fields) + size % 2, 1)
     except OSError as error:
         raise InputError(f"cannot read the sound {file}: {error.strerror}; give a .wav file") from None
-    except Exception as error:  # a damaged header makes the reader raise errors of many types
-        words = typed_line(error)
+    if (form, bits) not in {*((1, 8 * each) for each in (1, 2, 3, 4)), (3, 32), (3, 64)} or not 0 < channels <= 64:
         raise InputError(
-            f"expected a .wav file of whole numbers (PCM), {file} is none ({words}); convert it"
-        ) from error
+            f"expected a .wav file of whole numbers (PCM) of 8 to 32 bits, or of floats, {file} has form {form} of "
+            f"{bits} bits and {channels} channels; convert it: ffmpeg -i {file.name} -c:a pcm_s16le new.wav"
+        )
     if found != rate:
         raise InputError(
             f"{file} has {found:,} samples a second, the model takes {rate:,}; resample it: "
             f"ffmpeg -i {file.name} -ar {rate} new.wav"
         )
+    width = bits // 8
     held = held[: len(held) // (width * channels) * width * channels]
     if not held:
         raise InputError(f"expected a sound in {file}, found no sample; give another file")
-    # Samples of one byte count from 0 to 255, of others from below 0.
-    bytes_ = np.frombuffer(held, np.uint8).reshape(-1, width).astype(np.int64)
-    values = (bytes_ << (8 * np.arange(width))).sum(1)
-    values = values - 128 if width == 1 else values - ((values >> (8 * width - 1)) << (8 * width))
-    mono: np.ndarray[Any, Any] = values.reshape(-1, channels).mean(1) / 2 ** (8 * width - 1)
+    values: np.ndarray[Any, Any]
+    if form == 3:
+        values = np.frombuffer(held, f"<f{width}")
+        if not np.isfinite(values).all():
+            raise InputError(f"{file} has samples that are not finite; give another file")
+    else:
+        # Samples of one byte count from 0 to 255, of others from below 0.
+        bytes_ = np.frombuffer(held, np.uint8).reshape(-1, width).astype(np.int64)
+        values = (bytes_ << (8 * np.arange(width))).sum(1)
+        values = values - 128 if width == 1 else values - ((values >> (8 * width - 1)) << (8 * width))
+        values = values / 2 ** (8 * width - 1)
+    mono: np.ndarray[Any, Any] = values.reshape(-1, channels).mean(1)
     return mono.astype(np.float32)
 
 

@@ -15,6 +15,7 @@ from normkit.conventions.rows import Rows
 from normkit.errors import InputError
 from normkit.identification.offloading import device_of
 from normkit.identification.state import in_mode
+from normkit.text import counted
 
 Batch: TypeAlias = Mapping[Any, Any]
 """The arguments of one call by name; those that have none, as of `forward(*args)`, by their position. Values are
@@ -24,6 +25,7 @@ _TAKEN = "tensors, numbers, strings, None, and lists, tuples and dictionaries of
 _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
 # Keys of a config that tell how many learnt rows a decoder puts to an image, as DETR and BLIP-2 do.
 _QUERIES = ("num_queries", "num_query_tokens")
+_MEDIA = ("pixel_values", "input_features", "input_values")
 _NO_TOKENS = ("mask", "type_ids", "position_ids", "labels")
 # Enough to see every module called; the structure of a model does not depend on its input.
 _STRUCTURE_TOKENS = 16
@@ -89,11 +91,13 @@ def arguments(model: nn.Module, given: Any) -> Batch:
         )
     if not any(True for _ in tensors(batch)):
         raise InputError("a batch must hold a tensor, this one holds none")
+    if not (first := first_of(batch)).numel():
+        raise InputError(f"a batch must hold at least one sample, this one has shape {tuple(first.shape)}")
     return batch
 
 
 def fitted(model: nn.Module, batch: Batch) -> Batch:
-    """The batch as the model takes it: token ids go first where it has another name for them.
+    """The batch as the model takes it: token ids go first where it has another name for them, media in its dtype.
 
     Raises:
         InputError: If it takes no argument of some other name.
@@ -114,7 +118,13 @@ def fitted(model: nn.Module, batch: Batch) -> Batch:
             f"{type(model).__name__}.forward({', '.join(names)}) takes no {', '.join(needed)}; "
             "give batches with the arguments of both models, or token ids alone"
         )
-    return {key: value for key, value in fitted.items() if key not in strange}
+    dtype = getattr(model, "dtype", None)
+    return {
+        # A processor makes images and sound in the dtype of the model that it was made for.
+        key: value.to(dtype) if key in _MEDIA and isinstance(dtype, torch.dtype) else value
+        for key, value in fitted.items()
+        if key not in strange
+    }
 
 
 def _checked(value: Any, name: str) -> Any:
@@ -141,7 +151,8 @@ def _named(model: nn.Module, values: tuple[Any, ...]) -> Batch:
         return dict(enumerate(values))
     except TypeError as error:
         named = ", ".join(signature.parameters)
-        words = f"{type(model).__name__}.forward({named}) cannot be called with {len(values)} positional arguments"
+        count = counted(len(values), "positional argument")
+        words = f"{type(model).__name__}.forward({named}) cannot be called with {count}"
         raise InputError(f"{words}: {error}; give a dictionary of keyword arguments") from error
     by_name = (signatures.Parameter.POSITIONAL_OR_KEYWORD, signatures.Parameter.KEYWORD_ONLY)
     if all(signature.parameters[name].kind in by_name for name in bound):
