@@ -22,10 +22,10 @@ KNOWN = {
     "cohere": ("LayerNorm (no bias) 1e-05 late", "parallel", "yes", "no", "1"),
     "convnext": (
         "LayerNorm over channels 1e-06 late; LayerNorm 1e-06 late; LayerNorm 1e-12 late",
-        "no blocks",
-        "",
+        "in-branch",
+        "yes",
         "no",
-        "",
+        "1",
     ),
     "deepseek_v3": ("RMSNorm 1e-06 early", "pre", "yes", "latent", "4"),
     "gemma": ("RMSNorm (1 + w) 1e-06 late", "pre", "yes", "no", "2"),

@@ -51,13 +51,12 @@ def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> 
     """The blocks of a model, in forward order.
 
     A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class,
-    whose called members all have modules of their own and map (B, T, D) to (B, T, D), in a tuple or bare; or maps,
-    (B, C, H, W) or (B, H, W, C), to maps of the same sizes. The first member of a list of maps may change the sizes, as
-    the first of a stage does: it is no block, the others are. Of maps, a list of one class of which only some members
-    keep the sizes has blocks where these add to their input, as inverted residuals do; so has a module that numbers
-    such members. Lists inside a block, such as experts, do not count. Of several lists, such as encoder and decoder,
-    all are kept and the index runs on; a list of a single member counts only where there is no longer one. Norms, given
-    by their paths, are no blocks, even where a list holds them.
+    whose called members all have modules of their own and map (B, T, D) to (B, T, D), or maps (B, C, H, W) or
+    (B, H, W, C) to the same sizes. The first member of a list of maps may change the sizes, as the first of a stage
+    does: it is no block, the others are. Of maps, a list of one class of which only some members keep the sizes has
+    blocks where these add to their input, as inverted residuals do; so has a module that numbers such members. Lists
+    inside a block do not count. Of several lists, such as encoder and decoder, all are kept and the index runs on; a
+    list of one member counts only where there is no longer one. Norms, given by their paths, are no blocks.
     """
     first_calls: dict[str, ModuleCall] = {}
     for call in trace.modules:
@@ -104,20 +103,14 @@ def _members(model: nn.Module, calls: Sequence[ModuleCall], changing: Set[str]) 
 
 
 def _axis(trace: Trace, block: ModuleCall) -> Literal[-1, 1] | None:
-    """The axis of the channels; None where no layer reads such a map, as of several streams beside each other.
-
-    It is 1 where a layer inside the block convolves a map of the stream's shape, or reads one with the channels last.
-    """
+    """The axis of the channels, which a block may move last; None where no layer reads a map of that shape at all."""
     if len(block.input_shape) != 4:
         return -1
+    inside = f"{block.path}."
+    layers = [call for call in trace.modules if call.path.startswith(inside) and not any(call.module.children())]
     first, channels, *sides = block.input_shape
-    inside = [call for call in trace.modules if call.path.startswith(f"{block.path}.")]
-    layers = [call for call in inside if next(call.module.children(), None) is None]
-    reading = [call.module for call in layers if call.input_shape == block.input_shape]
-    if any(isinstance(module, (_ConvNd, nn.GroupNorm)) for module in reading):
-        return 1
-    if reading:
-        return -1
+    if reading := [call.module for call in layers if call.input_shape == block.input_shape]:
+        return 1 if any(isinstance(module, (_ConvNd, nn.GroupNorm)) for module in reading) else -1
     return 1 if any(call.input_shape == (first, *sides, channels) for call in layers) else None
 
 
@@ -179,10 +172,8 @@ class Layout:
     def norm_counters(self, index: int) -> tuple[RowCounter, RowCounter]:
         """The row counters of one norm's input and output."""
         spec = self.sites[index].spec
-        return (
-            RowCounter(place=2 * index, spec=spec, enters_norm=True),
-            RowCounter(place=2 * index + 1, spec=spec, enters_norm=False),
-        )
+        entering = RowCounter(place=2 * index, spec=spec, enters_norm=True)
+        return entering, RowCounter(place=2 * index + 1, spec=spec, enters_norm=False)
 
     def block_counters(self, index: int) -> tuple[RowCounter | None, RowCounter]:
         """The row counters of one block's input, or None where it is not counted, and of its output."""
