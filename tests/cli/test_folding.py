@@ -100,7 +100,7 @@ def test_json_is_the_certificate(run: Run, tmp_path: Path):
         (("out", "--ops", "batchnorm"), "expected a model with batch norms of torch's classes, found none"),
         (("out", "--max-memory", "much"), "a size such as 1GB or 800MB, got 'much'"),
         (("out", "--threads", "0"), "0 is not in the range"),
-        (("out", "--dtype", "float16"), "'float16' is not one of"),
+        (("out", "--dtype", "float16"), "--dtype float16 is for DST.gguf"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_names_what_is_wrong(run: Run, options, words):
@@ -173,7 +173,6 @@ def test_a_model_of_the_hub_is_folded_from_the_cache_and_its_commit_is_in_the_ce
     [
         (["out.gguf"], "DST.gguf and --metadata FILE.gguf belong together"),
         (["out", "--metadata", "x.gguf"], "DST.gguf and --metadata FILE.gguf belong together"),
-        (["out", "--dtype", "bfloat16"], "--dtype bfloat16 is for DST.gguf"),
         (["out.gguf", "--metadata", "none.gguf"], "none.gguf is no GGUF file that can be read"),
     ],
 )
