@@ -24,6 +24,8 @@ from tiny_models import RECIPES, tiny
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 # These round nothing but the angles of their positions, if anything.
 EXACT = {"gpt2", "bert", "whisper", "falcon", "falcon_two_norms", "falcon_one_norm", "falcon_sequential"}
+EXACT |= {"roberta", "xlm-roberta", "camembert", "mpnet", "distilbert", "electra", "electra_wide"}
+EXACT |= {"wav2vec2", "wav2vec2_stable"}
 
 
 class Spy(TorchDispatchMode):

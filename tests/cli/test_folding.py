@@ -181,3 +181,19 @@ def test_what_gguf_needs_is_said(run: Run, words: list[str], message: str):
     assert result.exit_code == 2
     assert message in result.stderr
     assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_the_channels_that_are_measured_migrate(run: Run) -> None:
+    done = run("inspect", RMSNORM, "--max-tokens", "64", "--no-report", "--activations", "channels.safetensors")
+    assert done.stdout.endswith("\nactivations: channels.safetensors\n")
+    asked = ("--ops", "migrate", "--scales", "channels.safetensors")
+    done = run("fold", RMSNORM, "out", *asked, "--alpha", "0.5")
+    assert "divided" in done.stdout
+    assert done.stdout.endswith(f"\nproof:  normkit verify {RMSNORM} out --scales channels.safetensors\n")
+    done = run("verify", RMSNORM, "out", "--scales", "channels.safetensors")
+    assert done.exit_code == 0
+    assert "not proved: any positive scales pass: whether they help a quantizer is not proved" in done.stdout
+    assert "give it with --scales" in line(run("verify", RMSNORM, "out"))
+    assert "alpha and powers_of_two are for migrate" in line(run("fold", RMSNORM, "other", "--alpha", "0.5"))

@@ -56,12 +56,13 @@ def test_results_and_where_the_report_lies(gpt2: Path, run: Run) -> None:
     assert done.exit_code == 0
     assert not re.search("report:|on the sphere", done.stdout)
     assert list(Path().iterdir()) == []
-    done = run("inspect", gpt2, *QUICK)
+    done = run("inspect", gpt2, *QUICK, "--activations", "here/channels.safetensors")
     assert (done.exit_code, done.stderr) == (0, "")
     assert "tiny  GPT2LMHeadModel (gpt2)" in done.stdout
     assert "the start of demo text, in windows of 32" in done.stdout
     assert "transformer.h.1.ln_2" in done.stdout
-    assert done.stdout.endswith("\nreport: normkit-out/tiny/report.html\n")
+    assert done.stdout.endswith("\nreport: normkit-out/tiny/report.html\n\nactivations: here/channels.safetensors\n")
+    assert "transformer.h.1.ln_2.max" in load_file("here/channels.safetensors")
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert sorted(file.name for file in Path("normkit-out/tiny").iterdir()) == ["report.html", "report.json"]
 
