@@ -51,7 +51,7 @@ def test_the_index_has_a_row_for_each_claim_and_counts_bounds_of_our_own() -> No
     index = studies.pages([STUDY], 12.0)["index"]
     assert "| [depth](depth.md) | Norms help | reproduced only if the model is deep | 1 | C70 |" in index
     assert "1 of 1 bounds are ours" in index
-    assert "12 seconds of one core" in index
+    assert "12 seconds on a machine" in index
 
 
 def test_a_page_has_the_claim_its_conditions_and_what_inspect_says() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from normkit.errors import InputError
 from normkit.study.arm_context import ArmContext
 from normkit.study.catalogue import load, settings_of
 from normkit.study.experiments import (
@@ -177,6 +178,12 @@ def test_a_planted_massive_activation_is_found_where_it_is_born():
 )
 def test_a_verdict_of_one_model_follows_from_its_numbers(name, place, measured, verdict):
     assert decided_claim(load(name).claims[place], {0: {massive.ARM: measured}}).verdict == verdict
+
+
+def test_a_model_is_one_that_ships_or_a_folder():
+    assert massive.folder_of("rmsnorm").name == "rmsnorm"
+    with pytest.raises(InputError, match=r"^expected a folder with a trained model, got 'nope': --set model=PATH$"):
+        massive.folder_of("nope")
 
 
 def losses(**held_out):

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from normkit.checkpoint.build_model import quiet_libraries
+from normkit.errors import InputError
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, arm_lines
 from normkit.study.corpus import text_of_the_library
@@ -23,20 +25,25 @@ _LEAST, _RATIO = 100.0, 1000.0
 
 
 def folder_of(model: str) -> Path:
-    """The folder of a model: one that ships, one of the folder that NORMKIT_REAL_MODELS names, or a path."""
+    """The folder of a model: one that ships, one of the folder that NORMKIT_REAL_MODELS names, or a path.
+
+    Raises:
+        InputError: If there is no such folder.
+    """
     shipped = Path(str(files("normkit"))) / "demo" / model
-    return next(
-        (path for path in (shipped, Path(os.environ.get("NORMKIT_REAL_MODELS", ".")) / model) if path.is_dir()),
-        Path(model),
-    )
+    folder = next(filter(Path.is_dir, (shipped, Path(os.environ.get("NORMKIT_REAL_MODELS", ".")) / model)), None)
+    if folder is None:
+        raise InputError(f"expected a folder with a trained model, got {model!r}: --set model=PATH")
+    return folder
 
 
 def _measure(context: ArmContext, _arm: Arm) -> Measurement:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = folder_of(context["model"])
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").to(context.device).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").exists() else None
+    with quiet_libraries():
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").to(context.device).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").exists() else None
     _, text = text_of_the_library()
 
     def ids(place: int) -> Tensor:
