@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normkit.identification.tracing import trace
+from normkit.identification.tracing import first_output, trace
 
 
 class Block(nn.Module):
@@ -78,3 +78,14 @@ def test_a_call_that_raised_does_not_name_the_calls_after_it():
     seen = trace(model, lambda: model(torch.randn(2, 4)))
     assert [call.path for call in seen.modules] == ["", "0", "0.norm", "1"]
     assert [call.parent for call in seen.functions if call.function == "layer_norm"] == ["0.norm"]
+
+
+def test_of_several_outputs_a_stage_gives_its_first_and_a_joint_block_the_stream_that_came_first():
+    image, text = torch.zeros(2, 16, 8), torch.zeros(2, 5, 8)
+    smaller = torch.zeros(2, 4, 16)
+    # A stage of Swin V2 returns what leaves it and what came before its last map.
+    assert first_output((smaller, image), (image, (4, 4))) is smaller
+    # A block of Flux takes the image first and returns the text first.
+    assert first_output((text, image), (image, text, None)) is image
+    assert first_output((image,), (image, text)) is image
+    assert first_output(("logits",), (image,)) is None

@@ -109,14 +109,17 @@ def first_tensor(args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor
     return next(_floating((*args, *kwargs.values())), None)
 
 
-def first_output(output: object, given: Tensor | None = None) -> Tensor | None:
-    """The output of a call; of a tuple or a list its first floating-point tensor, if possible of the shape of `given`.
+def first_output(output: object, given: Sequence[object] = ()) -> Tensor | None:
+    """The output of a call with these arguments; of a tuple or a list its first floating-point tensor.
 
-    Blocks of joint attention return the text's stream before the image's, which is their first argument.
+    Blocks of joint attention take the image's stream before the text's and return the text's first: an output that has
+    the shape of another argument than the first gives way to one that has the first's.
     """
     found = [*_floating(output if isinstance(output, (tuple, list)) else (output,))]
-    alike = (tensor for tensor in found if given is not None and tensor.shape == given.shape)
-    return next(alike, found[0] if found else None)
+    entered = [tensor.shape for tensor in _floating(given)]
+    if found and found[0].shape in entered[1:]:
+        return next((tensor for tensor in found if tensor.shape == entered[0]), found[0])
+    return next(iter(found), None)
 
 
 def _floating(values: Sequence[object]) -> Iterator[Tensor]:
@@ -200,7 +203,7 @@ def _hooked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
         while (frame := recorder.stack.pop()).path != paths[module]:
             continue
         x = first_tensor(args, kwargs)
-        y = first_output(output, x)
+        y = first_output(output, (*args, *kwargs.values()))
         if x is not None and y is not None:
             recorder.modules.append(
                 ModuleCall(

@@ -191,7 +191,7 @@ class Hooks:
             self._listener.before_block(block, args, kwargs)
 
         def after(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> object:
-            y = first_output(output, first_tensor(args, kwargs))
+            y = first_output(output, (*args, *kwargs.values()))
             replaced = None if y is None else self._listener.after_block(block, y, args[0] if args else None)
             return None if replaced is None else _with_stream(output, y, replaced)
 

@@ -97,7 +97,7 @@ class Replayer(Listener):
             raise ReplayError(str(error)) from error
         finally:
             self.current = None
-        y = first_output(output, stream)
+        y = first_output(output, (*args, *kwargs.values()))
         assert y is not None
         replay.y = _copied(block.rows(y))
         if replay.y.shape != replay.x.shape:
