@@ -76,7 +76,9 @@ def test_the_list(run: Run, arguments: tuple[str, ...]) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "tiny               4 s  asks of tiny"
-    assert lines[-2] == "Seconds of one core, with --budget quick; all take 12 s on the 1 core here."
+    assert lines[-2] == (
+        "Seconds of one core, with --budget quick (3 seeds, indicative); all take 12 s on the 1 core here."
+    )
     assert "normkit study --all" in lines[-1]
     assert max(map(len, lines)) <= 100
     document = json.loads(run("study", *arguments, "--json").stdout)
@@ -92,7 +94,7 @@ def test_the_list(run: Run, arguments: tuple[str, ...]) -> None:
         (("--resume",), "give NAMEs, or --all."),
         (("--out", "x"), "give NAMEs, or --all."),
         (("tiny", "--all"), "give NAMEs or --all, not both."),
-        (("tiny", "--budget", "huge"), "'huge' is not one of 'quick', 'full'"),
+        (("tiny", "--budget", "huge"), "'huge' is not one of 'quick', 'standard', 'full'"),
         (("tiny", "--seeds", "0"), "0 is not in the range x>=1"),
         (("tiny", "--dtype", "int8"), "'int8' is not one of"),
     ],

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normkit.measurement.hooks import _stream, _with_stream
+from normkit.identification.tracing import first_output
+from normkit.measurement.hooks import _with_stream
 from normkit.measurement.instruments import _GradientCounter, gradient_counted
 from normkit.measurement.row_counters import GRADIENT_SUMS, Tables, gradient_table, named
 from small_training import Run, Transformer
@@ -51,14 +52,13 @@ def test_the_stream_of_a_tuple_is_put_back_in_its_place():
     Pair = namedtuple("Pair", ["mask", "stream"])
     mask, stream, other = torch.ones(2, dtype=torch.bool), torch.ones(3), torch.zeros(3)
     for output in ((mask, stream), [mask, stream], Pair(mask, stream)):
-        place, found = _stream(output)
-        assert (place, found is stream) == (1, True)
-        replaced = _with_stream(output, place, other)
+        assert first_output(output) is stream
+        replaced = _with_stream(output, stream, other)
         assert type(replaced) is type(output)
         assert replaced[1] is other
         assert replaced[0] is mask
-    assert _stream(mask) == (None, None) == _stream("text")
-    assert _with_stream(stream, None, other) is other
+    assert first_output(mask) is None is first_output("text")
+    assert _with_stream(stream, stream, other) is other
 
 
 def test_a_shared_norm_counts_all_of_its_calls():

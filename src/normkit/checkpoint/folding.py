@@ -103,7 +103,7 @@ def fold(
             halvings=halvings,
             fixed_eps=fixed_eps,
             seed=seed,
-            matrix=asked_matrices(matrix),
+            matrix=None if matrix is None else asked_matrices(matrix),
             scales=asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two),
         )
         return write_folded(

@@ -11,9 +11,6 @@ from normkit.errors import InputError, ModelError
 
 _IDENTIFIER = re.compile(r"(?P<id>[\w-][\w.-]*(/[\w-][\w.-]*)?)(@(?P<revision>[^@\s]+))?")
 # As huggingface_hub lays out its cache.
-_SNAPSHOT = re.compile(r"/models--(?P<id>[\w.-]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
-HUB_SOURCE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?@[0-9a-f]{40}", re.ASCII)
-"""The name of a model of the Hub, with a commit."""
 # Files that configure a model and its tokenizer; the weights follow when it is known how they are split.
 _SETTINGS = ["*.json", "*.txt", "*.model", "*.tiktoken"]
 _FOLDERS = ["*/*"]
@@ -70,12 +67,6 @@ def split_identifier(model: str, revision: str | None) -> tuple[str, str | None]
     if within and revision and within != revision:
         raise InputError(f"expected one revision, got {within!r} in {model!r} and {revision!r} beside it; give one")
     return match["id"], within or revision
-
-
-def snapshot_of(folder: Path) -> str:
-    """The "org/name@commit" whose files a folder of the Hub's cache holds; "" for another folder."""
-    found = _SNAPSHOT.search(folder.expanduser().absolute().as_posix())
-    return f"{found['id'].replace('--', '/', 1)}@{found['commit']}" if found else ""
 
 
 def fetch(identifier: str, revision: str | None, *, local_files_only: bool) -> Path:

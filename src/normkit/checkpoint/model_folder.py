@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,10 @@ from normkit.text import quoted, shortened
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_SNAPSHOT = re.compile(r"/models--(?P<id>[\w.-]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
+HUB_SOURCE = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?@[0-9a-f]{40}", re.ASCII)
+"""The name of a model of the Hub, with a commit."""
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -282,3 +287,9 @@ def code_files(names: Iterable[str]) -> list[str]:
 def changed(file: Path) -> str:
     """The message on a file that changed meanwhile."""
     return f"{file} changed while it was folded; leave the folder alone and start again"
+
+
+def snapshot_of(folder: Path) -> str:
+    """The "org/name@commit" whose files a folder of the Hub's cache holds; "" for another folder."""
+    found = _SNAPSHOT.search(folder.expanduser().absolute().as_posix())
+    return f"{found['id'].replace('--', '/', 1)}@{found['commit']}" if found else ""

@@ -172,9 +172,9 @@ def fold_checkpoint(
 ) -> None:
     """Fold a checkpoint, or print what folding would do."""
     from normkit.checkpoint.folding import memory_needed, write_folded
-    from normkit.checkpoint.gguf_folds import gguf_dtypes, write_gguf
-    from normkit.checkpoint.hub import find_model, snapshot_of
+    from normkit.checkpoint.hub import find_model
     from normkit.checkpoint.migration import asked_scales
+    from normkit.checkpoint.model_folder import snapshot_of
     from normkit.checkpoint.opening import open_checkpoint
     from normkit.checkpoint.orthogonal import asked_matrices
     from normkit.checkpoint.planning import make_plan
@@ -197,7 +197,7 @@ def fold_checkpoint(
     if fit is not None and (halvings or "scale" not in (ops or ())):
         raise click.UsageError("--fit is for --ops scale, in place of --halvings.")
     given = asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two)
-    matrices = asked_matrices(matrix)
+    matrices = None if matrix is None else asked_matrices(matrix)
     measured = _headroom(folder, text, fixed_eps=fixed_eps) if fit else None
     if measured is not None and not measured.halvings:
         raise InputError(f"nothing needs to be scaled: {measured}")
@@ -207,11 +207,16 @@ def fold_checkpoint(
             raise click.UsageError("DST.gguf and --metadata FILE.gguf belong together, without --resume.")
         if not is_gguf and dtype in ("float16", "bfloat16"):
             raise click.UsageError(f"--dtype {dtype} is for DST.gguf; a folder has the dtype of SRC, or float32.")
+        folded_dtype = dtype
+        if is_gguf:
+            from normkit.checkpoint.gguf_folds import gguf_dtypes, write_gguf
+
+            _, folded_dtype = gguf_dtypes(opened.source, dtype)
         plan = make_plan(
             opened,
             operations=ops,
             untie=untie,
-            dtype=gguf_dtypes(opened.source, dtype)[1] if is_gguf else dtype,
+            dtype=folded_dtype,
             for_training=for_training,
             halvings=measured.halvings if measured else halvings,
             fixed_eps=fixed_eps,

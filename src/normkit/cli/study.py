@@ -329,9 +329,7 @@ def _print_list(*, as_json: bool) -> None:
     click.echo(
         f"\nSeconds of one core, with --budget quick (3 seeds, indicative); all take {words} on the {here} here."
     )
-    click.echo(
-        "Run: normkit study NAME ..., or normkit study --all, with ten seeds. --budget full: up to ten times as long."
-    )
+    click.echo("Run: normkit study NAME ..., or normkit study --all, with ten seeds; --budget full takes longer.")
 
 
 def _print(done: _Done, out: Path, *, as_json: bool) -> None:
