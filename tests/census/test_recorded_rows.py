@@ -22,6 +22,7 @@ def test_the_page_states_no_wrong_field():
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["llama.LlamaRMSNorm", "gemma.GemmaRMSNorm", "zaya.ZayaQKNorm"])
 def test_recorded_rows_of_a_class_are_read_right(name):
     definition, case, _ = next(each for each in recorded_rows.bodies() if str(each[0]) == name)

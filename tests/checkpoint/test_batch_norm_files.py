@@ -56,7 +56,7 @@ def resnet(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_file_holds_the_bits_of_nk_fold_and_its_class_computes_the_same(family, tmp_path):
     model = model_of(family)

@@ -142,6 +142,7 @@ HIDDEN = {"rope base": "Llama", "gelu": "Gemma", "eps": "", "softcap": "", "cast
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", [fault for fault in BORN if fault not in HIDDEN])
 def test_most_show_in_bfloat16_too(rounded: Reference, fault: str) -> None:
     found = rounded.against(fault)

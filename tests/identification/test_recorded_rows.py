@@ -236,7 +236,7 @@ def rows_of_a_trained_model(spec, size, dtype=torch.bfloat16, mean=0.0):
     return x, nk.normalize(x, spec, weight), weight
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [nk.specs.LLAMA, nk.specs.GEMMA, nk.specs.OLMO2], ids=["llama", "gemma", "olmo2"])
 @pytest.mark.parametrize("eps", [1e-6, 1e-5])

@@ -212,7 +212,7 @@ def test_a_branch_that_a_gain_of_zero_has_closed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["ResNet", "RegNet", "MobileNetV2"])
+@pytest.mark.parametrize("family", ["ResNet", "RegNet", pytest.param("MobileNetV2", marks=pytest.mark.exhaustive)])
 def test_families_of_transformers_are_clean(family):
     import transformers
 
@@ -244,7 +244,7 @@ def test_families_of_transformers_are_clean(family):
     ("family", "share", "norms"),
     [
         ("MobileNetV1", "100 %", 27),
-        ("EfficientNet", "99 %", 16),
+        pytest.param("EfficientNet", "99 %", 16, marks=pytest.mark.exhaustive),
         pytest.param("MobileNetV2", "99.7 %", 52, marks=pytest.mark.exhaustive),
         pytest.param("AlignVision", "99 %", 15, marks=pytest.mark.exhaustive),
     ],
