@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from folding_cases import difference, results
-from normkit.checkpoint.certificate import LIMITS, by_limit
+from normkit.checkpoint.limits import LIMITS, by_limit
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import ALL, FoldPlan, Refusal

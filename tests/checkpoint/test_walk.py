@@ -21,7 +21,7 @@ def test_a_profile_sees_the_functions_of_all_threads():
 
 
 @pytest.mark.slow
-def test_a_fold_is_read_in_at_most_twenty_three_files_and_its_command_in_four_more(tmp_path):
+def test_a_fold_is_read_in_at_most_twenty_four_files_and_its_command_in_four_more(tmp_path):
     source = demo.directory("rmsnorm")
     # The modules of transformers are loaded, and those of normkit.
     fold(source, tmp_path / "first", untie=True)
@@ -30,5 +30,5 @@ def test_a_fold_is_read_in_at_most_twenty_three_files_and_its_command_in_four_mo
     arguments = ["fold", str(source), str(tmp_path / "command"), "--untie", "--json"]
     declared_family.cache_clear()
     command = files_entered(lambda: CliRunner().invoke(verbs, arguments, catch_exceptions=False))
-    assert len(library) <= 23
+    assert len(library) <= 24
     assert command - library <= {"cli/entry.py", "cli/folding.py", "cli/terminal.py", "checkpoint/hub.py"}

@@ -14,7 +14,7 @@ from folded_checkpoints import Pair, flip, folded, forge, tensors, write_certifi
 from helpers import refused
 from normkit import demo
 from normkit.checkpoint import fold
-from normkit.checkpoint.certificate import LIMITS
+from normkit.checkpoint.limits import LIMITS
 from normkit.checkpoint.model_folder import CERTIFICATE
 
 Run = Callable[..., Result]

@@ -16,9 +16,10 @@ from typing import Any
 from normkit.checkpoint.applying import vectors
 from normkit.checkpoint.arithmetic import one_thread_an_operation
 from normkit.checkpoint.build_model import Reload, reload_check
-from normkit.checkpoint.certificate import Certificate, Written, certify, limits_of, plain, read_certificate
+from normkit.checkpoint.certificate import Certificate, Written, certify, plain, read_certificate
 from normkit.checkpoint.derivation import derive, header_faults
 from normkit.checkpoint.folding import Progress, Workers
+from normkit.checkpoint.limits import limits_of
 from normkit.checkpoint.migration import asked_scales
 from normkit.checkpoint.model_folder import (
     CERTIFICATE,

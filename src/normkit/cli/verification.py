@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from normkit.checkpoint.certificate import LIMITS, by_limit
+from normkit.checkpoint.limits import LIMITS, by_limit
 from normkit.cli.options import (
     json_option,
     matrix_option,
