@@ -202,8 +202,11 @@ def test_the_same_formula_computed_otherwise_is_rounding(
     assert 0 < found.rows.largest < 1e-4
 
 
-def test_sixteen_bits_have_their_own_effect(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]) -> None:
-    found = compare(faults.wrong_eps(port.bfloat16()), copy.deepcopy(stock).bfloat16(), batch)
+def test_sixteen_bits_have_their_own_effect(port: Any, batch: dict[str, Tensor]) -> None:
+    # The rows of a whole model would be searched norm by norm.
+    port.transformer.h, port.config.n_layer = port.transformer.h[:1], 1
+    port.bfloat16()
+    found = compare(faults.wrong_eps(copy.deepcopy(port)), port, batch)
     observed = found.conventions.changed[0].observed
     assert observed is not None
     assert [effect.dtype for effect in observed.effects] == ["float32", "bfloat16"]
