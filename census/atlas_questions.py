@@ -60,11 +60,11 @@ class Question:
     panel: str
     """The title of its panel in the figure of one model."""
     question: str
-    """As a heading."""
+    """The heading of its section."""
     seed: str
-    """What is said of it, in short."""
+    """The common statement that raises it."""
     label: str
-    """Of the vertical axis."""
+    """The label of the vertical axis."""
     points: Callable[[Portrait], Points]
     answer: Callable[[Portrait], str]
     across: Callable[[Sequence[Portrait]], str]
@@ -126,7 +126,7 @@ def selected(portrait: Portrait) -> list[tuple[int, float]]:
 
 
 def about_gains(portrait: Portrait) -> str:
-    """How far gains are from 1."""
+    """The sentence on how far gains are from 1."""
     held = [site for site in portrait.sites if site.gain is not None]
     if not held:
         return "It has no gains."
@@ -143,7 +143,7 @@ def about_gains(portrait: Portrait) -> str:
 
 
 def about_eps(portrait: Portrait) -> str:
-    """Where eps takes most."""
+    """The sentence on the norm whose rows eps shortens most."""
     most = max(portrait.sites, key=eps_share)
     felt = [site for site in portrait.sites if site.attenuation.share_below_99 > 0]
     rows = f"{len(felt) or 'None'} of {counted(len(portrait.sites), 'norm')} have rows that lose more than 1 %."
@@ -154,7 +154,7 @@ def about_eps(portrait: Portrait) -> str:
 
 
 def about_mean(portrait: Portrait) -> str:
-    """How much lies along all-ones."""
+    """The sentence on the energy along all-ones."""
     sites = portrait.sites
     times = [site.input.mean_energy * site.input.features for site in sites]
     most = max(sites, key=lambda site: site.input.mean_energy)
@@ -168,7 +168,7 @@ def about_mean(portrait: Portrait) -> str:
 
 
 def about_turns(portrait: Portrait) -> str:
-    """How far rows are turned."""
+    """The sentence on the smallest and the largest angle."""
     known = [site for site in portrait.sites if site.geometry is not None]
     most, least = max(known, key=turn), min(known, key=turn)
     centring = max(site.geometry.rotation_without_affine[1] for site in known)
@@ -179,7 +179,7 @@ def about_turns(portrait: Portrait) -> str:
 
 
 def about_axes(portrait: Portrait) -> str:
-    """How long the ellipsoids are."""
+    """The sentence on the axes of the ellipsoids."""
     known = [site for site in portrait.sites if not math.isnan(elongation(site))]
     if not known:
         return "No norm of it maps to a single ellipsoid."
@@ -193,7 +193,7 @@ def about_axes(portrait: Portrait) -> str:
 
 
 def about_peaks(portrait: Portrait) -> str:
-    """Where massive activations are born."""
+    """The sentence on the block in which massive activations begin."""
     ratios = peaks(portrait)
     if not ratios:
         return "Its stream was not measured between blocks."
@@ -212,7 +212,7 @@ def about_peaks(portrait: Portrait) -> str:
 
 
 def about_sinks(portrait: Portrait) -> str:
-    """Who takes the attention."""
+    """The sentence on the token that takes most of the attention."""
     if not portrait.sinks:
         return "Its attention could not be read."
     most = max(portrait.sinks, key=lambda sink: sink.share)
@@ -224,7 +224,7 @@ def about_sinks(portrait: Portrait) -> str:
 
 
 def about_keys(portrait: Portrait) -> str:
-    """Which keys can be selected."""
+    """The sentence on the keys that a query can select."""
     found = [each for each in portrait.inspection.selections if not math.isnan(each.after)]
     if not found:
         return "Its keys were not seen."
@@ -238,7 +238,7 @@ def about_keys(portrait: Portrait) -> str:
 
 
 def about_folding(portrait: Portrait) -> str:
-    """What stands against folding."""
+    """The sentence on the norms that fold, and on a reason why others do not."""
     form = portrait.inspection.foldedness
     if form is None:
         return f"Not known: {portrait.inspection.foldedness_unknown}."
@@ -251,59 +251,59 @@ def about_folding(portrait: Portrait) -> str:
 
 
 def across_gains(portraits: Sequence[Portrait]) -> str:
-    """Whether gains stay near 1."""
+    """The number of norms whose gain stays near 1."""
     middles = [gain(site) for each in portraits for site in each.sites if site.gain]
     near = sum(abs(middle - 1) < 0.1 for middle in middles)
     return f"{near} of {counted(len(middles), 'norm')} have a median gain within 0.1 of 1."
 
 
 def across_eps(portraits: Sequence[Portrait]) -> str:
-    """Whether eps is felt."""
+    """The models in which eps shortens a median row by more than 1 %."""
     felt = [each.name for each in portraits if max(map(eps_share, each.sites)) > 0.01]
     return f"The median row of some norm loses more than 1 % in {some(felt, portraits)}."
 
 
 def across_means(portraits: Sequence[Portrait]) -> str:
-    """Whether the mean holds anything."""
+    """The number of norms with little energy along all-ones."""
     shares = [site.input.mean_energy for each in portraits for site in each.sites]
     small = sum(share < 0.01 for share in shares)
     return f"At {small} of {counted(len(shares), 'norm')} less than 1 % of a row's energy lies along all-ones."
 
 
 def across_turns(portraits: Sequence[Portrait]) -> str:
-    """How far the median norm turns."""
+    """The angle by which the median norm turns the median row."""
     turns = [turn(site) for each in portraits for site in each.sites if site.geometry]
     return f"The median norm turns the median row by {median(turns):.0f}°, mostly by its gain."
 
 
 def across_axes(portraits: Sequence[Portrait]) -> str:
-    """How many are near a sphere."""
+    """The number of ellipsoids that are near a sphere."""
     ratios = [value for each in portraits for value in map(elongation, each.sites) if not math.isnan(value)]
     round_ones = sum(ratio < 2 for ratio in ratios)
     return f"{round_ones} of {counted(len(ratios), 'ellipsoid')} have axes within a factor of 2 of each other."
 
 
 def across_peaks(portraits: Sequence[Portrait]) -> str:
-    """Which models have massive activations."""
+    """The models that have massive activations."""
     having = [each.name for each in portraits if any(ratio > MASSIVE for _, ratio in peaks(each))]
     return f"An activation is more than {MASSIVE} times the rms of its stream in {some(having, portraits)}."
 
 
 def across_sinks(portraits: Sequence[Portrait]) -> str:
-    """Which models have attention sinks."""
+    """The models that have attention sinks."""
     having = [each.name for each in portraits if any(sink.share > 1 / 3 for sink in each.sinks)]
     return f"One token takes more than a third of the attention in some block of {some(having, portraits)}."
 
 
 def across_keys(portraits: Sequence[Portrait]) -> str:
-    """Whether any key is hidden."""
+    """The models in which no tried key is hidden."""
     seen = [each for each in portraits if selected(each)]
     free = [each.name for each in seen if all(share == 1 for _, share in selected(each))]
     return f"Every key that was tried can be selected in {some(free, seen)} whose keys were seen."
 
 
 def some(names: Sequence[str], portraits: Sequence[Portrait]) -> str:
-    """How many of the models, and which."""
+    """The number of named models out of all, and their names."""
     return f"{len(names) or 'none'} of {counted(len(portraits), 'model')}" + (f" ({', '.join(names)})" if names else "")
 
 

@@ -33,7 +33,6 @@ _ROWS = 16
 _SCALE = 4.0
 """Rows of this length are far from eps, and a row that is divided by v^2 is not lost beside a bias."""
 _ROUNDS = 20
-_NARROW = (torch.bfloat16, torch.float16)
 _SAME = 1e-5
 """Rounding to float32 leaves less; a number is one of bfloat16 by chance within it once in 400 times."""
 _FITS = 1e-3
@@ -204,7 +203,7 @@ def _narrow_rounding(
     for parameter in plain.parameters.values():
         parameter.fill_(1.0)
     y = plain(x.to(specimen.device)).cpu().double()
-    for dtype in _NARROW:
+    for dtype in reference.HALF:
         again = plain(x.to(dtype).float().to(specimen.device)).cpu()
         # With parameters of that dtype it may refuse to run.
         wide = Specimen(lambda x: plain(x.float()), dtype=dtype, device=specimen.device)
