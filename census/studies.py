@@ -1,9 +1,11 @@
 """The results of the studies: docs/explanation/studies, an index and one page per study.
 
 python census/studies.py --conditions   write what is fixed before a run, one file per study; commit it, then run
-python census/studies.py --from DIR     write the pages from the folder that `normkit study --all` left
+python census/studies.py --from DIR     keep the results of the studies that DIR holds, and write the pages
 
-A page is refused if the conditions of its results are not those of the committed file.
+DIR is the folder `study` that `normkit study` left, with one study or all. What a page shows of a study, with the
+value of each seed, is kept in docs/explanation/studies/results. Results under other conditions than those of the
+committed file are refused.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from normkit import files
 from normkit.study.catalogue import NAMES, load, settings_of
 from normkit.study.report import headline
 from normkit.study.result import BOUNDS
-from normkit.study.running import not_run
 from normkit.text import counted, significant, spread
 
 FOLDER = Path(__file__).parents[1] / "docs" / "explanation" / "studies"
 CONDITIONS = FOLDER / "conditions"
+RESULTS = FOLDER / "results"
 
 INDEX = """\
 # The published claims, rerun
@@ -36,7 +38,8 @@ trains small models and compares a paper's statement with its own numbers.
 **Result** of {studies} of {all_studies} that were run under the conditions below: {headline}.
 The column of seeds says which verdicts are older or still to come.
 
-    normkit study --all                              # these: {seconds} seconds on a machine that others used too
+    normkit study                                        # the studies, and how long each takes
+    normkit study --all                                  # these
     python census/studies.py --from normkit-out/study    # writes these pages
 
 ## How to read the numbers
@@ -54,11 +57,9 @@ The column of seeds says which verdicts are older or still to come.
   on the same task.
 - A claim is **reproduced** if all its conditions hold, and **reproduced only if ...** if those of one regime do. It is
   **not testable here** if its positive control does not hold.
-- {own} of {conditions} bounds are ours: no paper states them. The tables mark them.
+- {own} of the {conditions} bounds of all studies are ours: no paper states them. The tables mark them.
 - The models are small. A claim that fails here may hold at another size. Each page says where it was measured;
   `--budget full`, `--set` and `torchrun` go further: see [rerun the studies](../../how-to/rerun-the-studies.md).
-
-Measured with torch {torch} on {cpu}.
 
 ![Gradient of the last MLP over the depth: level in Post-LN, falling like 1/sqrt(L) in Pre-LN](../../study.svg)
 
@@ -76,8 +77,9 @@ STUDY = """\
 - **Result**: {headline}
 - **Measured on**: {regime}.
 - **Data**: {data}.
+- **Machine**: torch {torch} on {cpu}.
 - **Conditions**: [the file](conditions/{name}.json), sha256 `{sha256}`, {commit}.
-- **Tests**: {tests} on this page, corrected together; {seeds}.
+- **Tests**: {tests} on this page, corrected together; {seeds}. [The value of each seed](results/{name}.json).
 - **To repeat it**: `{command}`.
 - **To read the tables**: see [how to read the numbers](index.md#how-to-read-the-numbers).
 """
@@ -86,105 +88,105 @@ STUDY = """\
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--conditions", action="store_true", help="write the files of conditions")
-    parser.add_argument("--from", dest="folder", type=Path, help="the folder `study` that `normkit study --all` left")
+    parser.add_argument("--from", dest="folder", type=Path, help="the folder `study` that `normkit study` left")
     arguments = parser.parse_args()
     if arguments.conditions:
         for name in NAMES:
             files.write_text(CONDITIONS / f"{name}.json", load(name).conditions())
     if arguments.folder is not None:
-        write(arguments.folder)
+        keep(arguments.folder)
+        for name, text in pages([_document(RESULTS / f"{name}.json") for name in NAMES if _has_results(name)]).items():
+            files.write_text(FOLDER / f"{name}.md", text)
 
 
-def write(folder: Path) -> None:
-    """Write the pages of all studies that a folder holds results of, and the index of all.
+def keep(folder: Path) -> None:
+    """Keep what the pages show of each study that a folder holds results of.
 
-    The page of another study stays as it is; a study without a page gets one that says "not run".
+    Raises:
+        SystemExit: If a study was run under other conditions than those of its committed file.
     """
-    studies = [_results(folder, name) for name in NAMES if (folder / name / "results.json").exists()]
-    studies += [
-        _not_run(name) for name in NAMES if not (FOLDER / f"{name}.md").exists() and not (folder / name).exists()
-    ]
-    for study in studies:
-        committed = hashlib.sha256((CONDITIONS / f"{study['study']}.json").read_bytes()).hexdigest()
-        if committed != study["conditions_sha256"]:
-            raise SystemExit(f"{study['study']}: the conditions of the results are not those of its file; run it again")
-    for name, text in pages(studies, sum(_seconds(folder / study["study"]) for study in studies)).items():
-        files.write_text(FOLDER / f"{name}.md", text)
+    for name in NAMES:
+        if not (folder / name / "results.json").exists():
+            continue
+        document = _document(folder / name / "results.json")
+        committed = hashlib.sha256((CONDITIONS / f"{name}.json").read_bytes()).hexdigest()
+        if committed != document["conditions_sha256"]:
+            raise SystemExit(f"{name}: the conditions of the results are not those of its file; run it again")
+        files.write_text(RESULTS / f"{name}.json", json.dumps(shown(document), indent=1, ensure_ascii=False) + "\n")
 
 
-def _results(folder: Path, name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / name / "results.json").read_text(encoding="utf-8"))
+def shown(document: dict[str, Any]) -> dict[str, Any]:
+    """The document of a study without its measurements: claims, conditions with their values, seeds and findings."""
+    measurements = document["measurements"]
+    kept = {name: value for name, value in document.items() if name != "measurements"}
+    return {**kept, "seeds": sorted(map(int, measurements)), "findings": _findings(measurements)}
+
+
+def _document(file: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return document
 
 
-def _not_run(name: str) -> dict[str, Any]:
-    study = load(name)
-    return not_run(study, settings_of(study), "not run yet").to_json()
+def _has_results(name: str) -> bool:
+    return (RESULTS / f"{name}.json").exists()
 
 
-def _kept(name: str) -> list[tuple[str, str]]:
-    """The claims and verdicts of a page that stays as it is."""
+def _kept(name: str) -> tuple[list[tuple[str, str]], int]:
+    """The claims and verdicts of a page whose results are not kept, and its number of seeds, 0 without conditions."""
     page = FOLDER / f"{name}.md"
     text = page.read_text(encoding="utf-8") if page.exists() else ""
-    return re.findall(r"^## (.*)\n\n\*\*(.*?)\*\*\.", text, flags=re.MULTILINE)
+    seeds = re.search(r"corrected together; (\d+) seed", text)
+    return re.findall(r"^## (.*)\n\n\*\*(.*?)\*\*\.", text, flags=re.MULTILINE), int(seeds[1]) if seeds else 0
 
 
 def commit_of(name: str) -> str:
     """The commit that brought the conditions of a study, in words."""
     file = CONDITIONS / f"{name}.json"
-    found = subprocess.run(["git", "log", "-1", "--format=%h", "--", file], cwd=FOLDER, capture_output=True, text=True)
+    found = subprocess.run(
+        ["git", "log", "-1", "--abbrev=8", "--format=%h", "--", file], cwd=FOLDER, capture_output=True, text=True
+    )
     return f"commit {found.stdout.strip()}" if found.stdout.strip() else "not committed"
 
 
-def pages(studies: list[dict[str, Any]], seconds: float) -> dict[str, str]:
+def pages(studies: list[dict[str, Any]]) -> dict[str, str]:
     """The text of the index and of the page of each study, by name.
 
     Args:
-        studies: The documents of all studies.
-        seconds: How long they took on one core.
+        studies: What is kept of the studies. The index takes the verdicts of another study from its page.
     """
-    where = next((study["where"] for study in studies if study["where"]), {"torch": "none", "cpu": "none"})
-    claims = [claim for study in studies for claim in study["claims"]]
-    conditions = [
-        each for claim in claims for each in (claim["control"], *claim["conditions"]) if each and each["judged"]
-    ]
     measured = {study["study"]: study for study in studies}
-    rows = []
+    rows, verdicts, run = [], [], 0
     for name in NAMES:
         if name in measured:
-            found = [(claim["says"], _verdict(claim), ", ".join(claim["ledger"])) for claim in measured[name]["claims"]]
-            seeds = str(len(measured[name]["measurements"]))
+            found = [(claim["says"], _verdict(claim)) for claim in measured[name]["claims"]]
+            seeds = len(measured[name]["seeds"])
         else:
-            ledger = {claim.says: ", ".join(claim.ledger) for claim in load(name).claims}
-            found = [(says, verdict, ledger.get(says, "")) for says, verdict in _kept(name)]
-            seeds = "3, judged by their range"
-        link = f"[{name}]({name}.md)"
-        rows += [
-            f"| {link} | {_cell(says)} | {verdict} | {'none yet' if verdict == 'not run' else seeds} | {numbers} |\n"
-            for says, verdict, numbers in found
-        ]
+            found, seeds = _kept(name)
+        run += seeds > 0
+        verdicts += [verdict for _, verdict in found] if seeds else []
+        ledger = {claim.says: ", ".join(claim.ledger) for claim in load(name).claims}
+        for says, verdict in found:
+            count = "none yet" if verdict == "not run" else str(seeds or "3, judged by their range")
+            rows.append(f"| [{name}]({name}.md) | {_cell(says)} | {verdict} | {count} | {ledger.get(says, '')} |\n")
+    judged = [
+        condition
+        for name in NAMES
+        for claim in load(name).claims
+        for condition in (claim.control, *claim.conditions)
+        if condition is not None and condition.judged
+    ]
     introduction = INDEX.format(
-        headline=headline(claim["verdict"] for claim in claims),
-        studies=f"{len(studies)} studies",
+        headline=headline("reproduced only if" if "only if" in verdict else verdict for verdict in verdicts),
+        studies=f"{run} studies",
         all_studies=len(NAMES),
-        seconds=f"{seconds:,.0f}",
-        own=sum(condition["bound"] == "ours" for condition in conditions),
-        conditions=len(conditions),
-        torch=where["torch"],
-        cpu=where["cpu"],
+        own=sum(condition.bound == "ours" for condition in judged),
+        conditions=len(judged),
     )
     return {"index": introduction + "".join(rows)} | {study["study"]: _study(study) for study in studies}
 
 
 def _headline(claims: list[dict[str, Any]]) -> str:
     return headline(claim["verdict"] for claim in claims) + "."
-
-
-def _seconds(folder: Path) -> float:
-    """Of all finished arms together."""
-    log = folder / "log.jsonl"
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return sum(json.loads(line).get("seconds", 0.0) for line in lines)
 
 
 def _study(study: dict[str, Any]) -> str:
@@ -195,6 +197,8 @@ def _study(study: dict[str, Any]) -> str:
             headline=_headline(study["claims"]),
             regime=study["regime"].rstrip("."),
             data=study["data"],
+            torch=study["where"].get("torch", "none"),
+            cpu=study["where"].get("cpu", "none"),
             name=study["study"],
             sha256=study["conditions_sha256"][:16],
             commit=commit_of(study["study"]),
@@ -215,7 +219,7 @@ def _study(study: dict[str, Any]) -> str:
             cells = (_cell(says), _cell(published), _measured(condition), seeds, _effect(condition), _holds(condition))
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
-    found = _findings(study["measurements"])
+    found = study["findings"]
     if found:
         lines += ["## What `normkit inspect` says of the trained models\n", f"{found[0].upper()}{found[1:]}.\n"]
     return "\n".join(lines)
@@ -241,7 +245,7 @@ def _effect(condition: dict[str, Any]) -> str:
 
 def _seeds(study: dict[str, Any]) -> str:
     """How many, which, and whether they are enough."""
-    seeds = sorted(map(int, study["measurements"]))
+    seeds = study["seeds"]
     if not seeds:
         return "no seed yet"
     words = f"{counted(len(seeds), 'seed')}, {seeds[0]} to {seeds[-1]}"
@@ -253,8 +257,8 @@ def _command(study: dict[str, Any]) -> str:
     usual = settings_of(load(study["study"]))
     # JSON has lists for tuples.
     changed = {name: value for name, value in study["settings"].items() if json.loads(json.dumps(usual[name])) != value}
-    seeds = min(map(int, study["measurements"]), default=0)
-    options = [f"--first-seed {seeds}"] * bool(seeds) + [f"--set {name}={value}" for name, value in changed.items()]
+    first = min(study["seeds"], default=0)
+    options = [f"--first-seed {first}"] * bool(first) + [f"--set {name}={value}" for name, value in changed.items()]
     return " ".join(["normkit study", study["study"], *options])
 
 

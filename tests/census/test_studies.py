@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,20 +45,30 @@ STUDY = {
     "conditions_sha256": "0" * 64,
     "tests": 1,
     "where": {"torch": "2.13.0", "cpu": "x86_64"},
+    "trouble": {},
     "claims": [CLAIM],
     "measurements": {"0": {"left": {"findings": [{"rule": "F2", "severity": "warning"}]}, "right": {"findings": []}}},
 }
 
 
-def test_the_index_has_a_row_for_each_claim_and_counts_bounds_of_our_own() -> None:
-    index = studies.pages([STUDY], 12.0)["index"]
-    assert "| [depth](depth.md) | Norms help | reproduced only if the model is deep | 1 | C70 |" in index
-    assert "1 of 1 bounds are ours" in index
-    assert "12 seconds on a machine" in index
+def test_the_index_has_a_row_for_each_claim_of_results_and_of_older_pages() -> None:
+    index = studies.pages([studies.shown(STUDY)])["index"]
+    assert "| [depth](depth.md) | Norms help | reproduced only if the model is deep | 1 |  |" in index
+    assert "| [massive](massive.md) | Attention concentrates on the token of massive activations | " in index
+    assert " reproduced in a regime only" in index
+
+
+def test_results_under_other_conditions_are_refused_and_nothing_is_kept(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(studies, "RESULTS", tmp_path / "kept")
+    (tmp_path / "depth").mkdir()
+    (tmp_path / "depth" / "results.json").write_text(json.dumps(STUDY))
+    with pytest.raises(SystemExit, match="depth: the conditions of the results are not those of its file"):
+        studies.keep(tmp_path)
+    assert not (tmp_path / "kept").exists()
 
 
 def test_a_page_has_the_claim_its_conditions_and_what_inspect_says() -> None:
-    page = studies.pages([STUDY], 12.0)["depth"]
+    page = studies.pages([studies.shown(STUDY)])["depth"]
     assert page.startswith("# Depth\n\nDo norms help?")
     assert "## Norms help\n\n**reproduced only if the model is deep**. Source: a paper, table 1. Decides C70" in page
     assert r"| the ratio \|a\| / \|b\| is at most 1 | no number; our bound | 0.500 [0.250 to inf] | 1/2 |" in page
@@ -63,6 +76,7 @@ def test_a_page_has_the_claim_its_conditions_and_what_inspect_says() -> None:
     assert r"| the ratio \|a\| / \|b\| is at most 1 | 2 | 0.500 [0.250 to inf] |  |  | shown |" in page
     assert "F2 (warning) in left." in page
     assert "1 on this page, corrected together; 1 seed, 0 to 0, which are few: indicative, 1 seed." in page
+    assert "- **Machine**: torch 2.13.0 on x86_64." in page
     assert "`normkit study depth --set seeds=3`" in page
 
 
