@@ -43,6 +43,16 @@ def test_bessel_and_sum_are_felt_as_another_eps(n):
     assert response(nk.Norm(outside, n), n).eps == pytest.approx(1e-5 / math.sqrt(n), rel=1e-6)
 
 
+@pytest.mark.parametrize("n", [4, 64, 768])
+def test_a_thousand_rounded_numbers_tell_the_machine_epsilons_apart(n):
+    # In bfloat16 an eps is read to 5 %; 2**-23 and 2**-7 are a factor of 65,536 apart.
+    with undisturbed():
+        specimen = Specimen(nn.RMSNorm(n)).in_dtype(torch.bfloat16)
+        spec = PLAIN.replace(centre_numerator=False, centre_statistics=False)
+        found = roll_off(specimen, spec, (2, 3, n), torch.Generator().manual_seed(0), 1024)
+    assert found.eps == pytest.approx(2.0**-23, rel=0.05)
+
+
 def test_no_eps():
     found = response(nk.Norm(PLAIN.replace(eps=0.0), 12))
     assert found.eps == 0.0

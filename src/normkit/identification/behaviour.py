@@ -39,6 +39,8 @@ _SEED = 0
 _RATE_NOISE = 0.02
 _LARGE = 64.0
 """Trained gains are this large: one that is clamped below is no plain parameter."""
+_FEW = 1024
+"""So many rounded numbers tell one machine epsilon from another, which is 65,536 times as large."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -315,7 +317,7 @@ def _search(
         choice,
         found.n,
         specimen.dtype,
-        lambda dtype: roll_off(specimen.in_dtype(dtype), found.spec, shape, generator),
+        lambda dtype: roll_off(specimen.in_dtype(dtype), found.spec, shape, generator, _FEW),
     )
     spec = choice.apply(found.spec, felt.placement)
     weight: str | Gathered | Tensor | None = found.gain.name or found.gain.gathered

@@ -40,7 +40,13 @@ class RollOff:
     """Why placement and eps could not be told."""
 
 
-def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator: torch.Generator) -> RollOff:
+def roll_off(
+    specimen: Specimen,
+    spec: NormSpec,
+    shape: Sequence[int],
+    generator: torch.Generator,
+    elements: int | None = None,
+) -> RollOff:
     """Call the norm on rows scaled to rms k from 2e-19 to 1e3 and fit r(k), the output over that of a large input.
 
     r is k / sqrt(k**2 + eps) for eps inside the root, k / (k + eps) outside, min(1, k / eps) for a clamp.
@@ -50,6 +56,7 @@ def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator
         spec: Axes, groups and centring.
         shape: Of an input.
         generator: Source of the rows.
+        elements: Numbers of a scale, at least one row; more where the dtype has few digits, unless given.
 
     Raises:
         UnrecognisedError: If none of the three explains r.
@@ -61,7 +68,8 @@ def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator
     if narrow:
         # A norm whose large rows overflow has small rows that underflow, which looks like a clamp.
         first = math.ceil(math.log2(precision.smallest))
-    k, r = _responses(specimen, spec, shape, generator, range(first, last + 1))
+    samples = min(_MOST_SAMPLES, max(1, math.ceil((elements or precision.rows) / math.prod(shape[1:]))))
+    k, r = _responses(specimen, spec, (samples, *shape[1:]), generator, range(first, last + 1))
     if not bool(torch.isfinite(r).all()):
         raise UnrecognisedError("norm", "its output is not finite for small inputs that are not zero")
     means = r.mean(1)
@@ -103,12 +111,12 @@ def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator
 def _responses(
     specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator: torch.Generator, exponents: range
 ) -> tuple[Tensor, Tensor]:
-    """The lengths k of rows and the responses r(k), of shape (scales, rows)."""
+    """The lengths k of rows and the responses r(k), of shape (scales, rows); `shape` is that of one scale's rows."""
     precision = specimen.precision
     plain = spec.replace(eps=0.0, **NO_GAIN.conventions())
-    samples = min(_MOST_SAMPLES, max(1, math.ceil(precision.rows / math.prod(shape[1:]))))
+    samples = shape[0]
     centred = plain.replace(**CENTRINGS[True, True].conventions())
-    sample = reference.forward(torch.randn(samples, *shape[1:], generator=generator, dtype=torch.float64), centred)
+    sample = reference.forward(torch.randn(*shape, generator=generator, dtype=torch.float64), centred)
     if samples > 1:
         # Rows of different lengths are rounded up as often as down.
         sample = sample * 2.0 ** torch.rand(samples, *(1,) * (sample.dim() - 1), generator=generator)
@@ -116,9 +124,10 @@ def _responses(
     scales = torch.tensor([*(2.0**exponent for exponent in exponents), precision.far], dtype=torch.float64)
     x = (scales.reshape(-1, *(1,) * sample.dim()) * sample).flatten(0, 1).to(specimen.dtype)
     sent = x.to(specimen.device)
-    odd = ((specimen(sent).double() - specimen(-sent).double()) / 2).cpu()
-    normalized = reference.forward(x.double(), plain)
-    lengths = reference.statistics(reference.to_rows(x.double(), plain), plain, 0.0).scale
+    odd = (specimen(sent).double() - specimen(-sent).double()).div_(2).cpu()
+    exact = x.double()
+    normalized = reference.forward(exact, plain)
+    lengths = reference.statistics(reference.to_rows(exact, plain), plain, 0.0).scale
     far = slice(len(x) - samples, None)
     gain = (odd[far] * normalized[far]).sum(0) / normalized[far].square().sum(0)
     expected = reference.to_rows(gain * normalized, plain)
