@@ -35,7 +35,9 @@ from normkit.watching.step_recorder import StepRecorder
 
 _TOKENS = 16
 
-# If f(c w) = f(w), no gradient has a part along w. One backward pass excludes nearly all other weights.
+# If f(c w) = f(w), no gradient has a part along w. In a wide model that holds nearly of other weights, too: of
+# n numbers, a random direction has 1/sqrt(n) along any other. So its part is compared with that of a change of w.
+_DIRECTIONS, _ALONG = 4, 0.25
 _ORTHOGONAL = {torch.float16: 0.02, torch.bfloat16: 0.02}
 _ORTHOGONAL_32 = 1e-3
 # Relative change of the output when the weight is doubled: eps, and rounding.
@@ -254,11 +256,12 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 def scale_invariant(model: nn.Module, run: Callable[[], object]) -> frozenset[str]:
     """The paths of the weights that can be doubled without a change of the output: found by behaviour, not by place.
 
-    A weight W before a norm: norm(c W x) = norm(W x) for c > 0, but for eps. Candidates have a gradient orthogonal to
-    them for a random combination of the outputs; each is then doubled and the model run again, and once more with its
-    elements in another order, which must change the output far more. Biases, gains, and weights without any gradient do
-    not count. Parameters, their `grad` and the random numbers are as before. The model is in evaluation mode, and gives
-    the same output for the same input each time that `run` calls it.
+    A weight W before a norm: norm(c W x) = norm(W x) for c > 0, but for eps. Candidates have gradients orthogonal to
+    them for random combinations of the outputs. They are doubled together and the model run again; where that changes
+    the output, each half of them is tried alone. The elements of a weight in another order must change the output far
+    more, as the gradients tell. Biases, gains, and weights without any gradient do not count. Parameters, their `grad`
+    and the random numbers are as before. The model is in evaluation mode, and gives the same output for the same input
+    each time that `run` calls it.
 
     Returns:
         Names as in `model.named_parameters()`; empty where the output is not finite, or none can be differentiated.
@@ -275,64 +278,97 @@ def scale_invariant(model: nn.Module, run: Callable[[], object]) -> frozenset[st
             return frozenset()
         with torch.no_grad():
             before = _output(run)
-            return frozenset(
-                path for path, dtype in candidates.items() if _stays(weights[path], _UNCHANGED.get(dtype), before, run)
-            )
+            return frozenset(each.path for each in _staying(candidates, before, run))
 
 
-def _orthogonal(weights: Mapping[str, Tensor], run: Callable[[], object]) -> Mapping[str, torch.dtype]:
-    """Candidates, with the dtype in which their gradient was computed: under autocast that of the output."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Candidate:
+    """A weight that gradients are orthogonal to."""
+
+    path: str
+    weight: Tensor
+    limit: float
+    """Largest relative change of the output that counts as none."""
+    beside: float
+    """Length of the output's change when the elements change places, as far as the gradients tell."""
+
+
+def _orthogonal(weights: Mapping[str, Tensor], run: Callable[[], object]) -> list[_Candidate]:
+    """The weights whose length makes no difference to random combinations of the outputs, to first order."""
     with torch.enable_grad():
-        output = first_output(_unpacked(run()))
+        output = _told(run())
         if output is None or not output.requires_grad or not bool(output.isfinite().all()):
-            return {}
-        direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
-        gradients: Sequence[Tensor | None] = torch.autograd.grad(
-            output,
-            list(weights.values()),
-            direction,
-            allow_unused=True,
+            return []
+        generator, left = torch.Generator().manual_seed(0), dict(weights)
+        along, turned = dict.fromkeys(weights, 0.0), dict.fromkeys(weights, 0.0)
+        for _ in range(_DIRECTIONS):
+            if not left:
+                break
+            direction = torch.randn(output.shape, generator=generator).to(output)
             # An input may come with a graph of its own, which the training still needs.
-            retain_graph=True,
+            gradients: Sequence[Tensor | None] = torch.autograd.grad(
+                output, list(left.values()), direction, allow_unused=True, retain_graph=True
+            )
+            for (path, weight), gradient in zip([*left.items()], gradients, strict=True):
+                limit = _ORTHOGONAL.get(_computed(weight, output.dtype), _ORTHOGONAL_32)
+                inner, lengths = (0.0, 0.0) if gradient is None else _products(gradient, weight.detach())
+                if gradient is None or not (0 < lengths < math.inf and abs(inner) <= limit * lengths):
+                    del left[path]
+                    continue
+                along[path] += inner**2
+                turned[path] += (_products(gradient, weight.detach().roll(1))[0] - inner) ** 2
+    # Under autocast the dtype is that of the output. Doubling must be exact, so that halving restores.
+    return [
+        _Candidate(
+            path=path,
+            weight=weight,
+            limit=_UNCHANGED.get(_computed(weight, output.dtype), _UNCHANGED_32),
+            beside=math.sqrt(turned[path] / _DIRECTIONS),
         )
-    found = {}
-    for (path, weight), gradient in zip(weights.items(), gradients, strict=True):
-        if gradient is None:
-            continue
-        lengths = float(gradient.double().norm() * weight.detach().double().norm())
-        inner = float((gradient.double() * weight.detach().double()).sum())
-        if math.isfinite(lengths) and lengths > 0:
-            dtype = output.dtype if output.dtype in _ORTHOGONAL else weight.dtype
-            if abs(inner) <= _ORTHOGONAL.get(dtype, _ORTHOGONAL_32) * lengths:
-                found[path] = dtype
-    return found
+        for path, weight in left.items()
+        if along[path] <= _ALONG**2 * turned[path] and bool((weight.detach() * 2).isfinite().all())
+    ]
 
 
-def _stays(weight: Tensor, limit: float | None, before: Tensor, run: Callable[[], object]) -> bool:
-    """Whether the output stays when the weight is doubled, and changes when its elements change places."""
-    doubled = _change(weight, weight * 2, before, run)
-    if not doubled <= (limit or _UNCHANGED_32):
-        return False
-    return doubled < _BESIDE_OTHERS * _change(weight, weight.roll(1), before, run)
+def _computed(weight: Tensor, output: torch.dtype) -> torch.dtype:
+    """The dtype in which a weight's gradient was computed."""
+    return output if output in _ORTHOGONAL else weight.dtype
 
 
-def _change(weight: Tensor, other: Tensor, before: Tensor, run: Callable[[], object]) -> float:
-    """How far the output moves with other values; the weight is restored to the bit, also after an error."""
-    kept = weight.detach().clone()
+def _products(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """The inner product of two tensors, and the product of their lengths."""
+    # The gradient of an embedding may be sparse.
+    one, other = (each.to_dense().to(torch.promote_types(each.dtype, torch.float32)) for each in (one, other))
+    lengths = [float(torch.linalg.vector_norm(each)) for each in (one, other)]
+    return float((one * other).sum(dtype=torch.float64)), math.prod(lengths)
+
+
+def _staying(candidates: Sequence[_Candidate], before: Tensor, run: Callable[[], object]) -> list[_Candidate]:
+    """The candidates that can be doubled; all are restored to the bit, also after an error."""
     try:
-        weight.copy_(other)
-        after = _output(run)
+        for each in candidates:
+            each.weight.mul_(2)
+        moved = _output(run) - before
     finally:
-        weight.copy_(kept)
-    return float((after - before).abs().max() / before.abs().max())
+        for each in candidates:
+            each.weight.div_(2)
+    is_unchanged = bool(moved.abs().max() <= min(each.limit for each in candidates) * before.abs().max())
+    if is_unchanged and float(moved.norm()) < _BESIDE_OTHERS * min(each.beside for each in candidates):
+        return [*candidates]
+    if len(candidates) == 1:
+        return []
+    half = len(candidates) // 2
+    return _staying(candidates[:half], before, run) + _staying(candidates[half:], before, run)
 
 
 def _output(run: Callable[[], object]) -> Tensor:
-    output = first_output(_unpacked(run()))
+    output = _told(run())
     assert output is not None
     return output.detach().double()
 
 
-def _unpacked(output: object) -> object:
-    """The values of an output that is a mapping, as outputs of transformers are."""
-    return tuple(output.values()) if isinstance(output, Mapping) else output
+def _told(output: object) -> Tensor | None:
+    """The output that tells most: a loss, which models of transformers return first, is one number of many."""
+    given = tuple(output.values()) if isinstance(output, Mapping) else output
+    values = given if isinstance(given, (tuple, list)) else (given,)
+    return first_output([each for each in values if isinstance(each, Tensor) and each.dim()] or values)
