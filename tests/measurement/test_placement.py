@@ -187,6 +187,76 @@ def test_a_pooled_row_is_what_is_left_of_the_stream():
     assert (roles["norm"], final_norm) == ("final", "norm")
 
 
+class TwoStreams(nn.Module):
+    """Two streams side by side, as image and text in SD3; the last block returns the first alone."""
+
+    def __init__(self, is_last=False, is_post=False):
+        super().__init__()
+        self.norm, self.other, self.is_last, self.is_post = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), is_last, is_post
+        self.linear, self.turn = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, text):
+        if self.is_post:
+            return self.norm(x + self.linear(x)), self.other(text + self.turn(text))
+        read, both = self.norm(x), self.other(text)
+        x = x + self.linear(F.scaled_dot_product_attention(read, both, both))
+        return (x, None) if self.is_last else (x, text + self.turn(both))
+
+
+@pytest.mark.parametrize("is_post", [False, True])
+def test_a_stream_beside_the_first_gives_its_norms_their_roles(is_post):
+    """They were called norms of queries and keys, as they are on the way to attention and have other rows."""
+
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([TwoStreams(False, is_post), TwoStreams(not is_post, is_post)])
+
+        def forward(self, x):
+            text = x[:, :5].detach().clone()
+            for layer in self.layers:
+                x, text = layer(x, text)
+            return x
+
+    sweeps, roles, _ = swept(Stack(), torch.randn(2, TOKENS, WIDTH))
+    assert [one.placement for one in sweeps] == ["post" if is_post else "pre"] * 2
+    assert set(roles.values()) == {"post" if is_post else "pre"}
+
+
+class Residual(nn.Module):
+    """A residual block of maps; it widens its map where the sizes differ, and is no block there."""
+
+    def __init__(self, entering, leaving):
+        super().__init__()
+        self.norm, self.conv = nn.GroupNorm(4, entering), nn.Conv2d(entering, leaving, 3, padding=1)
+        self.skip = nn.Identity() if entering == leaving else nn.Conv2d(entering, leaving, 1)
+
+    def forward(self, x):
+        return self.skip(x) + self.conv(self.norm(x))
+
+
+def test_norms_of_a_unet_that_lie_in_no_block_are_neither_embedding_nor_final():
+    """The final norm was the first norm on the way up that has as many channels as the last block."""
+
+    class Up(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down = nn.ModuleList([Residual(8, 8), Residual(8, 8)])
+            self.middle = nn.ModuleList([Residual(8, 16), Residual(16, 16)])
+            self.up = nn.ModuleList([Residual(16, 8), Residual(16, 8)])
+            self.out = nn.GroupNorm(4, 8)
+
+        def forward(self, x):
+            kept = self.down[1](self.down[0](x))
+            x = self.up[0](F.interpolate(self.middle[1](self.middle[0](kept)), scale_factor=2))
+            return self.out(self.up[1](torch.cat([x, F.interpolate(kept, scale_factor=2)], 1)))
+
+    _, roles, final_norm = swept(Up(), torch.randn(2, 8, 6, 6))
+    assert final_norm is None
+    assert {path for path, role in roles.items() if role == "pre"} == {"down.0.norm", "down.1.norm", "middle.1.norm"}
+    assert "embedding" not in roles.values()
+
+
 def test_without_blocks_there_is_nothing_to_say():
     sweeps, roles, final_norm = swept(
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)), torch.randn(3, WIDTH)
@@ -324,7 +394,7 @@ def test_arguments_are_replayed_as_they_were_given():
     positions, mask, pair = torch.arange(2), torch.ones(2, 2, dtype=torch.bool), (torch.ones(2), torch.ones(2).half())
     called, scaled = BlockCall(path="block", index=0, module=block), {"scale": 10.0, "altered": None, "factor": 1.0}
     named = {"mask": mask, "pair": pair, "flag": "yes"}
-    replay = Replayer().replay(called, (positions, x), named, **scaled, dtype=torch.float32)
+    replay = Replayer().replay(called, (positions, x), named, **scaled, stream=x, dtype=torch.float32)
     seen = block.seen[0]
     assert seen[0] is positions
     assert torch.equal(seen[1], torch.full((1, 2, 4), 10.0))
@@ -338,11 +408,9 @@ def test_arguments_are_replayed_as_they_were_given():
 
 def test_a_block_that_raises_is_a_replay_error():
     replayer = Replayer()
-    arguments = {"scale": 1.0, "altered": None, "factor": 1.0, "dtype": torch.float32}
+    arguments, x = {"scale": 1.0, "altered": None, "factor": 1.0, "dtype": torch.float32}, torch.ones(1, 2, 4)
     with pytest.raises(ReplayError, match="shapes cannot be multiplied"):
-        replayer.replay(
-            BlockCall(path="block", index=0, module=nn.Linear(3, 3)), (torch.ones(1, 2, 4),), {}, **arguments
-        )
+        replayer.replay(BlockCall(path="block", index=0, module=nn.Linear(3, 3)), (x,), {}, stream=x, **arguments)
     assert replayer.current is None
 
 
@@ -354,7 +422,7 @@ def test_what_a_norm_took_and_gave():
     class Reader(Replayer):
         def before_block(self, block, args, kwargs, /):
             if self.current is None:
-                arguments = {"scale": 100.0, "dtype": torch.float32}
+                arguments = {"stream": args[0], "scale": 100.0, "dtype": torch.float32}
                 seen.append(self.replay(block, args, kwargs, altered=None, factor=1.0, **arguments))
                 seen.append(self.replay(block, args, kwargs, altered=sites[0], factor=0.0, **arguments))
 
@@ -386,12 +454,13 @@ def test_what_a_norm_overwrites_was_written_down_before():
 
     block = Copying()
     site = SimpleNamespace(path="norm", module=block.norm, function=None, parent="norm", ordinal=0)
-    replayer = Replayer()
+    replayer, x = Replayer(), torch.ones(1, 2, 4)
     with observed(block, [site], [], [], replayer):
         replay = replayer.replay(
             BlockCall(path="block", index=0, module=block),
-            (torch.ones(1, 2, 4),),
+            (x,),
             {},
+            stream=x,
             scale=3.0,
             altered=None,
             factor=1.0,

@@ -87,5 +87,8 @@ def test_only_norms_of_one_role_and_width_are_compared(healthy):
     first, final = "transformer.h.0.ln_1", "transformer.ln_f"
     assert set(majorities({**sites, first: odd[first]}.values(), (), ())) == {first}
     assert majorities({**sites, final: odd[final]}.values(), (), ()) == {}
+    # One in another list of the same name agrees with it: they are so by design, as the attentions of a UNet's stages.
+    beside = replace(odd[first], path="middle.h.0.ln_1")
+    assert majorities({**sites, first: odd[first], beside.path: beside}.values(), (), ()) == {}
     # Where something of the others was not decided they tell nothing.
     assert majorities({**sites, first: odd[first]}.values(), (), sites) == {}

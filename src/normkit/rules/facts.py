@@ -244,6 +244,11 @@ class Majority:
         return f"the majority of the norms like it ({number})"
 
 
+def _tail(path: str) -> str:
+    """The end of the path's place: the list, its member and the norm."""
+    return ".".join(place_of(path).rsplit(".", 3)[-3:])
+
+
 def majorities(sites: Collection[Site], unrecognised: Iterable[str], open_at: Collection[str]) -> dict[str, Majority]:
     """The norms that differ from nearly all similar norms, by path, with the formula of those.
 
@@ -272,7 +277,8 @@ def majorities(sites: Collection[Site], unrecognised: Iterable[str], open_at: Co
         spec, agreeing = next(iter(counts.most_common(1)), (None, 0))
         if spec is None or agreeing < max(_FEWEST, _MOST * len(like)):
             continue
-        # Two norms of one place that agree do so by design.
-        if own is None or (own.spec != spec and own.spec not in {site.spec for site in named}):
+        # Two norms of one place that agree do so by design, and so do those of one name in lists of one name.
+        agreed = {site.spec for site in sites if site.path != path and _tail(site.path) == _tail(path)}
+        if own is None or (own.spec != spec and own.spec not in agreed):
             found[path] = Majority(spec=spec, agreeing=agreeing, others=len(like))
     return found
