@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import normkit as nk
 from media_models import MODELS, OTHERS, media_model, other_model
-from normkit.inspection.report.tables import PLACEMENTS
+from normkit.inspection.report.tables import PLACEMENTS, placed
 from normkit.inspection.result import Inspection
 from normkit.text import counted
 from pages import settle
@@ -56,7 +56,7 @@ def row(name: str, inspection: Inspection) -> str:
         str(len(inspection.sites) or ""),
         ", ".join(counted(number, name) for name, number in rows),
         str(len(inspection.batch_norms) or ""),
-        ", ".join(f"{number} {name}" for name, number in placements),
+        ", ".join(placed(number, name) for name, number in placements),
         f"`{inspection.final_norm}`" if inspection.final_norm else "",
         ", ".join(f"**{each.rule}**" if each.severity != "note" else each.rule for each in inspection.findings),
     )

@@ -1,8 +1,7 @@
-"""Judge a run by the expected truths: python judge.py EXPECTED.json OUT.json VERDICTS.json [DRAW]
+"""Judge a run by the expected truths: python judge.py EXPECTED.json OUT.json VERDICTS.json
 
 A verdict is read off the findings: their place is compared with the planted one, and title, measure and evidence with
-the patterns of the case. `overrides.json` beside this file holds the verdicts that a reader set, each with the
-reason, by the name of the draw.
+the patterns of the case. `overrides.json` beside this file holds verdicts of a reader, each with the reason.
 """
 
 from __future__ import annotations
@@ -77,7 +76,8 @@ def judge(expected: dict, result: dict, usual: set) -> tuple[str, str]:
 
 def main() -> None:
     expected, results = (json.loads(Path(name).read_text()) for name in sys.argv[1:3])
-    overrides = json.loads((HERE / "overrides.json").read_text()).get(sys.argv[4], {}) if sys.argv[4:] else {}
+    beside = HERE / "overrides.json"
+    overrides = json.loads(beside.read_text()) if beside.exists() else {}
     verdicts = {}
     for identifier, said in expected.items():
         if identifier not in results:

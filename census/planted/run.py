@@ -28,7 +28,7 @@ sys.path.insert(0, str(HERE))
 import catalogue  # noqa: E402
 import material  # noqa: E402
 
-LIMIT = 1500  # seconds for one case, on a machine that others use too
+LIMIT = 300  # seconds for one case
 
 
 def save(drawn, folder: Path) -> None:

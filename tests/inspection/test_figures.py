@@ -58,6 +58,22 @@ def test_input_scale_draws_the_measured_medians(healthy):
     assert "0.120 at the first norm, 0.569 at the last" in drawing.description
 
 
+def test_lines_end_where_a_stack_ends(healthy):
+    """The residual stream of an encoder was joined with that of the decoder, and the two final norms, too."""
+    ends = {2: "encoder.{}", 6: "decoder.{}"}
+    renamed = tuple(
+        dataclasses.replace(block, path=next(path.format(i) for end, path in ends.items() if i < end))
+        for i, block in enumerate(healthy.blocks)
+    )
+    joined = axes_of(input_scale(dataclasses.replace(healthy, blocks=renamed))).get_lines()
+    stream = next(each for each in joined if each.get_label() == "residual stream").get_ydata()
+    assert [place for place, value in enumerate(stream) if math.isnan(value)] == [3]
+    assert stream[2] == healthy.blocks[1].stream_out.rms_median
+    assert stream[4] == healthy.blocks[2].stream_in.rms_median
+    branches = joined[1].get_ydata()
+    assert [place for place, value in enumerate(branches) if math.isnan(value)] == [0, 5]
+
+
 def test_eps_is_drawn_where_rows_come_near_it_only(healthy):
     assert [text.get_text() for text in axes_of(input_scale(healthy)).texts] == ["eps"]
     tiny = tuple(dataclasses.replace(site, spec=specs.BERT) for site in healthy.sites)

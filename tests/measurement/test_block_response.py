@@ -12,6 +12,7 @@ from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 from normkit.measurement.layout import find_blocks
 from normkit.measurement.placement import sweep
+from normkit.measurement.structure import survey
 
 WIDTH, TOKENS = 32, 12
 PRE, POST, PERI = ["pre", "pre"], ["post", "post"], ["pre", "output", "pre", "output"]
@@ -272,3 +273,80 @@ def test_a_block_that_closes_with_a_norm_over_several_axes_is_read_in_its_rows()
     model = nn.Sequential(OverTokens(), OverTokens())
     inspection = nk.inspect(model, {"input": torch.randn(2, 5, 8)})
     assert [block.rows_normalized for block in inspection.blocks] == [True, True]
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+class Attending(nn.Module):
+    def forward(self, x):
+        heads = x[:, None]
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads)[:, 0]
+
+
+class Spatial(nn.Module):
+    """As a spatial transformer of a UNet: a norm of channel groups, then rows of places with norms of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner = nn.GroupNorm(4, 16), nn.LayerNorm(16)
+        self.project, self.attention = nn.Linear(16, 16), Attending()
+
+    def forward(self, x):
+        rows = self.norm(x).flatten(2).mT
+        rows = rows + self.attention(self.inner(self.project(rows)))
+        return x + rows.mT.reshape(x.shape)
+
+
+class Branching(nn.Module):
+    """Blocks of maps, then larger maps of the same width in modules whose sizes change, as in the decoder of a UNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.middle = nn.ModuleList(Spatial() for _ in range(2))
+        self.up = nn.ModuleList(nn.Sequential(nn.GroupNorm(4, 16), nn.Conv2d(16, 8, 1)) for _ in range(2))
+        self.end = nn.GroupNorm(4, 16)
+
+    def forward(self, x):
+        for block in self.middle:
+            x = block(x)
+        x = nn.functional.interpolate(x, scale_factor=2.0)
+        x = torch.cat([layer(x) for layer in self.up], 1)
+        return self.end(x)
+
+
+def test_a_norm_of_larger_maps_is_no_final_norm_and_one_of_places_no_norm_of_queries():
+    torch.manual_seed(0)
+    model, x = Branching().eval(), torch.randn(2, 16, 4, 4)
+    found = survey(model, lambda: model(x))
+    sweeps, roles, final_norm = found.sweeps, found.roles, found.final_norm
+    assert [each.placement for each in sweeps] == ["pre", "pre"]
+    assert [roles[f"middle.{index}.norm"] for index in range(2)] == ["pre", "pre"]
+    assert [roles[f"middle.{index}.inner"] for index in range(2)] == ["unknown", "unknown"]
+    assert (roles["up.0.0"], roles["up.1.0"], roles["end"], final_norm) == (*["unknown"] * 3, None)
+
+
+def test_norms_in_blocks_that_are_not_found_are_no_norms_of_the_embedding():
+    """The towers of Qwen2.5-VL have rows (patches, features)."""
+
+    class Tower(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.patches = nn.ModuleList(Plain() for _ in range(2))
+            self.start, self.layers = nn.LayerNorm(WIDTH), nn.Sequential(Plain(), Plain())
+
+        def forward(self, x):
+            rows = x.flatten(0, 1)
+            for block in self.patches:
+                rows = block(rows)
+            return self.layers(self.start(rows.reshape(x.shape)))
+
+    _, roles = swept(Tower(), torch.randn(2, TOKENS, WIDTH))
+    assert [roles[f"patches.{index}.norm"] for index in range(2)] == ["unknown", "unknown"]
+    assert roles["start"] == "embedding"

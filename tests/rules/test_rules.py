@@ -120,8 +120,8 @@ def test_a_model_without_norms_is_never_clean(inspected):
     assert {check.status for check in inspection.checks} == {"not applicable", "not checked"}
     idle = {check.rule: check.reason for check in inspection.checks if check.status == "not applicable"}
     assert {"A1", "B3", "C1", "D1", "E1", "E3"} <= idle.keys()
-    assert idle["A1"] == "no norm that a spec describes was found"
-    assert idle["A5"] == "no norm that a spec describes and no other norm was found"
+    assert idle["A1"] == "no norm of single rows was found"
+    assert idle["A5"] == "no norm of single rows and no other norm was found"
     # What only a run shows is still said so.
     assert all(check.status == "not checked" for check in inspection.checks if check.needs_run)
 

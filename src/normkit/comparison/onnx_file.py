@@ -250,6 +250,12 @@ class OnnxModel:
             for name in node.input[2:3] if node.op_type in _BIASED and path else ():
                 if name in self.source.stored:
                     parts.setdefault(name, f"{path}.bias")
+        for node in self.proto.graph.node:
+            # The exporter torch.onnx.export(dynamo=True) names the bias of a batch norm that it folds after the weight.
+            for weight, name in [node.input[1:3]] if node.op_type in _BIASED and len(node.input) > 2 else ():
+                if name == f"{weight}_bias" and weight.endswith(".weight") and name in self.source.stored:
+                    yield name, (f"{weight.removesuffix('.weight')}.bias",)
+                    parts.pop(name, None)
         for name, own in parts.items():
             stem = name.removesuffix("_quantized")
             # An exporter that keeps a module's own name writes it with dots.

@@ -59,12 +59,13 @@ _GAP = (math.nan,) * 7
 def drawings(inspection: Inspection) -> tuple[Drawing, ...]:
     """Every figure for which the inspection holds numbers; those of a training run come first."""
     with theme.style():
-        figures = []
-        if inspection.sites:
+        figures, sites = [], inspection.sites
+        if sites:
             figures += [input_scale, mean_direction]
-        if any(map(_has_finite_gain, inspection.sites)):
+        # Gains that are all 1, and spheres of one size, show nothing.
+        if any(_has_finite_gain(site) and site.gain and {*site.gain.quantiles} != {1.0} for site in sites):
             figures.append(gain_spectrum)
-        if any(map(_has_axes, inspection.sites)):
+        if any(_has_axes(site) and site.geometry and not site.geometry.is_unit_sphere for site in sites):
             figures.append(ellipsoid_depth)
         if inspection.attentions:
             figures += [attention_logits, attention_entropy]
@@ -95,7 +96,8 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
             width = max(1.0, min(7.0, 200 / len(sites)))
             ax.vlines(places, low, high, colors=colour(name), alpha=0.3, zorder=2, linewidth=width)
             look: Any = {"color": colour(name), "marker": marker, "markersize": marker_size(len(sites)), "zorder": 3}
-            ax.plot(places, median, linewidth=1.0, label=label, **look)
+            ax.plot(places, median, linewidth=0, **look, label=label)
+            ax.plot(*_joined(inspection, places, median), linewidth=1.0, **look | {"marker": ""})
         if stream:
             look = {"color": colour("muted"), "linestyle": DASHED, "linewidth": 1.2, "zorder": 1}
             ax.plot(*zip(*stream, strict=True), label="residual stream", **look)
@@ -122,15 +124,28 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
     )
 
 
+def _joined(inspection: Inspection, places: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Places and values, with a gap between norms of different stacks, and between two that no block holds."""
+    xs, ys, before = list[float](), list[float](), None
+    for place, value in zip(places, values, strict=True):
+        block = inspection.sites[place].block
+        stack = f"norm {place}" if block is None else inspection.blocks[block].path.rpartition(".")[0]
+        xs, ys = xs + ([] if stack == before else [math.nan]), ys + ([] if stack == before else [math.nan])
+        xs, ys, before = [*xs, place], [*ys, value], stack
+    return xs, ys
+
+
 def _stream(inspection: Inspection) -> list[tuple[float, float]]:
-    """Place and median rms of the residual stream before each block and after the last."""
-    points = []
+    """Place and median rms of the residual stream before each block and after the last, with a gap between stacks."""
+    stacks: dict[str, list[tuple[float, float]]] = {}
     for block in inspection.blocks:
         places = [place for place, site in enumerate(inspection.sites) if site.block == block.index]
         if places:
-            points.append((places[0] - 0.5, block.stream_in.rms_median))
-            last = (places[-1] + 0.5, block.stream_out.rms_median)
-    return [(place, value) for place, value in [*points, last] if value > 0] if points else []
+            points = stacks.setdefault(block.path.rpartition(".")[0], [])
+            after = (places[-1] + 0.5, block.stream_out.rms_median)
+            points[-1:] = [(places[0] - 0.5, block.stream_in.rms_median), after]
+    shown = [[point for point in points if point[1] > 0] for points in stacks.values()]
+    return [point for points in shown if points for point in [(math.nan, math.nan), *points]][1:]
 
 
 def mean_direction(inspection: Inspection, ax: Axes | None = None) -> Drawing:

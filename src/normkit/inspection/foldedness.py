@@ -101,6 +101,8 @@ def foldedness(model: nn.Module, sites: tuple[NormSite, ...]) -> tuple[Foldednes
         model: Only its weights are looked at, each once.
         sites: Its norms as they behave: a LayerNorm that has become an RMSNorm counts as one.
     """
+    if not hasattr(getattr(model, "config", None), "to_dict"):
+        return None, f"what reads each norm is declared for classes of transformers, and {type(model).__name__} is none"
     try:
         elsewhere = stored(model)
         graph = open_model(model, elsewhere).graph

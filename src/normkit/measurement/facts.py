@@ -143,6 +143,11 @@ class SiteGeometry:
         """Longest over shortest semi-axis of the image; NaN where there is no image."""
         return math.nan if self.semi_axes is None else self.semi_axes[2] / self.semi_axes[0]
 
+    @property
+    def is_unit_sphere(self) -> bool:
+        """The image is the sphere on which rows lie before any gain."""
+        return self.semi_axes is not None and all(math.isclose(axis, 1.0, rel_tol=1e-6) for axis in self.semi_axes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Site:

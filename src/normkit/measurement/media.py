@@ -376,7 +376,9 @@ def _with_words(loaded: LoadedModel, batch: dict[str, Any], words: str) -> dict[
     start = getattr(config, "decoder_start_token_id", None) or 0
     most = min(_WORDS, int(getattr(config, "max_target_positions", None) or _WORDS) - 1)
     if loaded.tokenizer is not None and words:
-        ids = list(loaded.tokenizer(words[: 16 * _WORDS])["input_ids"])[:most]
+        # Without the remark that the words are more than the model takes.
+        with quiet_libraries():
+            ids = list(loaded.tokenizer(words[: 16 * _WORDS])["input_ids"])[:most]
     else:
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(config.vocab_size, (most,), generator=generator).tolist()

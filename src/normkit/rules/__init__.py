@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = tuple(
 """All rules, in the order in which reports list them."""
 
 _NOUNS: dict[Subject, str] = {
-    "norms": "norm that a spec describes",
+    "norms": "norm of single rows",
     "other norms": "other norm",
     "batch norms": "batch norm",
     "adaptive norms": "adaptive norm",

@@ -67,7 +67,7 @@ NO_RUN = NotChecked("it takes a training run under nk.watch", needs_run=True)
 NO_OPTIMIZER = NotChecked("nothing is known of an optimizer: give it to nk.watch")
 """The answer of a rule that needs the optimizer and its groups."""
 
-NO_TOKENS = NotChecked("tried on token ids only, and on a batch of them that the model takes")
+NO_TOKENS = NotChecked("it takes a batch of token ids alone, of which the model runs altered copies")
 """The answer of a rule that needs the leaks."""
 
 NO_BASELINE = NotChecked("nothing declares what was meant: give an intent file with --intent or intent=")

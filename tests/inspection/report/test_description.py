@@ -77,7 +77,7 @@ def test_a_missing_final_norm_and_mixed_placements_are_told(healthy):
     blocks = (dataclasses.replace(healthy.blocks[0], placement="residual-after-norm"), *healthy.blocks[1:])
     changed = dataclasses.replace(healthy, final_norm=None, blocks=blocks)
     facts = {fact.label: fact.value for fact in describe(changed).facts}
-    assert facts["blocks"] == "5 pre-norm; 1 residual taken after the norm; no final norm"
+    assert facts["blocks"] == "5 pre-norm; 1 with the residual taken after the norm; no final norm"
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,19 @@ def test_every_number_is_there_and_no_two_names_read_alike_at_any_width(peri, wi
     assert len(names) == len(set(names)) == 7
 
 
+def test_names_get_the_room_of_roles_where_a_terminal_is_narrow(healthy):
+    """Names of Swin were broken in the middle of a word, beside a column of roles."""
+    paths = [f"swin.encoder.layers.{i // 4}.blocks.{i // 2 % 2}.layernorm_before_{i % 2}" for i in range(8)]
+    sites = (dataclasses.replace(site, path=path) for site, path in zip(healthy.sites, paths, strict=False))
+    norms = describe(dataclasses.replace(healthy, sites=tuple(sites))).part("norms")
+    narrow, wide = (shown(Norms(norms.tables[0], norms.sections), width) for width in (80, 140))
+    assert ("role" in narrow, "role" in wide) == (False, True)
+    assert narrow.splitlines()[2].startswith("…0.blocks.0.layernorm_before_0 ")
+    # Where names do not fit even so, they are broken after dots.
+    rows = [line.split()[0] for line in shown(Norms(norms.tables[0], norms.sections), 50).splitlines()[3:6]]
+    assert rows == ["swin.encoder.", "layers.0.", "blocks.0."]
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_walk_keeps_its_numbers_in_a_narrow_terminal(healthy, width):
     lines = shown(walk_table(healthy.walk), width)

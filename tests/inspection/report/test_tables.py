@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from normkit import specs
+from normkit.inspection.figures import drawings
 from normkit.inspection.foldedness import Foldedness, NormForm, SumForm, WriterForm
 from normkit.inspection.report.description import describe
 from normkit.inspection.report.tables import describe_foldedness, formulas, geometry_table, norm_table, selection_table
@@ -120,17 +121,41 @@ def test_what_was_not_tried_is_told(healthy):
 
 
 def test_a_glance_leaves_out_what_was_not_measured(healthy, empty):
-    assert list(facts(healthy)) == ["geometry", "images", "keys"]
+    assert list(facts(healthy)) == ["geometry", "ellipsoids", "keys"]
     assert facts(empty) == {}
-    assert list(facts(dataclasses.replace(healthy, selections=()))) == ["geometry", "images"]
+    assert list(facts(dataclasses.replace(healthy, selections=()))) == ["geometry", "ellipsoids"]
 
 
 def test_gains_as_good_as_0_are_named(healthy):
     flat = reshaped(healthy, 12, vanishing_gains=3)
-    assert facts(flat)["images"] == "2.40 to 3.00 times as long as thick; 3 gains as good as 0 at transformer.ln_f"
+    assert facts(flat)["ellipsoids"] == "2.40 to 3.00 times as long as thick; 3 gains as good as 0 at transformer.ln_f"
     both = reshaped(flat, 0, semi_axes=None, vanishing_gains=1)
-    assert facts(both)["images"].endswith("; 4 gains as good as 0 at transformer.h.0.ln_1 and 1 more")
+    assert facts(both)["ellipsoids"].endswith("; 4 gains as good as 0 at transformer.h.0.ln_1 and 1 more")
     assert words(geometry_table(flat), 12)["dead"] == "3"
+
+
+def test_gains_of_1_leave_spheres_and_no_figure_of_them(healthy):
+    round_ = tuple(
+        dataclasses.replace(
+            site,
+            gain=dataclasses.replace(site.gain, quantiles=(1.0,) * 7),
+            geometry=dataclasses.replace(site.geometry, semi_axes=(1.0, 1.0, 1.0)),
+        )
+        for site in healthy.sites
+    )
+    untrained = dataclasses.replace(healthy, sites=round_)
+    assert facts(untrained)["ellipsoids"] == "spheres, as no gain differs from 1"
+    assert not {"gain-spectrum", "ellipsoid-depth"} & {drawing.name for drawing in drawings(untrained)}
+
+
+def test_the_role_of_a_norm_inside_a_branch_is_told(healthy):
+    inside = dataclasses.replace(healthy.sites[0], role="unknown")
+    outside = dataclasses.replace(healthy.sites[-1], role="unknown")
+    sites = (inside, *healthy.sites[1:-1], outside)
+    roles = texts(norm_table(dataclasses.replace(healthy, sites=sites)), "role")
+    assert (roles[0], roles[-1]) == ("in a branch", "unknown")
+    unclear = (dataclasses.replace(healthy.blocks[0], placement="unknown"), *healthy.blocks[1:])
+    assert texts(norm_table(dataclasses.replace(healthy, sites=sites, blocks=unclear)), "role")[0] == "unknown"
 
 
 def texts(table, key, *, grouped=False):

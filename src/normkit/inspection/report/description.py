@@ -21,6 +21,7 @@ from normkit.inspection.report.tables import (
     formulas,
     geometry_table,
     norm_table,
+    placed,
     selection_table,
 )
 from normkit.rules.finding import Check, Finding, Severity
@@ -265,7 +266,7 @@ def _glance(inspection: Inspection, odd: Sequence[Fact]) -> tuple[Fact, ...]:
         facts.append(Fact("other norms", f"{kinds}, which no spec describes"))
     if inspection.blocks:
         placements = Counter(PLACEMENTS[block.placement] for block in inspection.blocks)
-        parts = [f"{count} {name}" for name, count in placements.most_common()]
+        parts = [placed(count, name) for name, count in placements.most_common()]
         if inspection.final_norm:
             parts.append(f"final norm {inspection.final_norm}")
         elif any(block.placement != "post" for block in inspection.blocks):
@@ -291,12 +292,14 @@ def _shapes(inspection: Inspection) -> tuple[Fact, ...]:
         before, after = spread(shape.spread_in for shape in shapes), spread(shape.spread_out for shape in shapes)
         facts.append(Fact("geometry", f"median rows turn {turn}; lengths differ {before}-fold in, {after} out"))
     ratios = [shape.elongation for shape in shapes if shape.semi_axes]
-    words = [f"{spread(ratios)} times as long as thick"] if ratios else []
+    are_spheres = all(shape.is_unit_sphere for shape in shapes if shape.semi_axes)
+    words = ["spheres, as no gain differs from 1" if are_spheres else f"{spread(ratios)} times as long as thick"]
+    words = words if ratios else []
     if dead := [site.path for site in inspection.sites if site.geometry and site.geometry.vanishing_gains]:
         count = sum(shape.vanishing_gains for shape in shapes)
         words.append(f"{counted(count, 'gain')} as good as 0 at {shortened(dead, 1)}")
     if words:
-        facts.append(Fact("images", "; ".join(words)))
+        facts.append(Fact("ellipsoids", "; ".join(words)))
     if shares := [share for selection in inspection.selections for _, share in selection.heads]:
         most = max(selection.sampled for selection in inspection.selections)
         some = percent_spread([min(shares), max(shares)])

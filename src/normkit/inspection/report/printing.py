@@ -144,12 +144,19 @@ class Norms:
                 for heading, width in zip(headings, _widths(*cells), strict=True)
             ]
             room = max(options.max_width - sum(2 + width for width in _widths(headings, *cells)), _LEAST_NAME)
+        is_cut = room < min(_NAME, max(map(len, names))) or max(map(len, fitting(names, room))) > room
+        if is_cut and any(column.key == "role" for column in table.columns):
+            # The page has the roles; here names are told apart.
+            yield from replace(self, keys=tuple(key for key in self.keys if key != "role")).__rich_console__(
+                console, options
+            )
+            return
         grid = headed(1)
         grid.add_column(table.columns[0].heading, overflow="fold")
         for column, heading in zip(table.columns[1:], headings, strict=True):
             grid.add_column(heading, justify="right" if column.numeric else "left", no_wrap=True)
         for name, row in zip(fitting(names, room), cells, strict=True):
-            grid.add_row(Text(name), *map(Text, row))
+            grid.add_row(Text(_folded(name, room)), *map(Text, row))
         yield grid
         if len(rows) > len(shown):
             yield Text(f"and {len(rows) - len(shown)} rows more", "dim")
@@ -184,6 +191,14 @@ class _Stages:
 def _widths(*rows: Sequence[str]) -> list[int]:
     """The longest line of each column."""
     return [max(len(line) for text in column for line in text.split("\n")) for column in zip(*rows, strict=True)]
+
+
+def _folded(path: str, width: int) -> str:
+    """A path that is too long for a width, broken after dots."""
+    rows = [""]
+    for part in re.findall(r"[^.]*\.?", path):
+        rows = [*rows, part] if rows[-1] and len(rows[-1] + part) > width else [*rows[:-1], rows[-1] + part]
+    return "\n".join(rows)
 
 
 def _replaced(text: str, changes: dict[str, str]) -> str:

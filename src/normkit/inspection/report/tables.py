@@ -29,6 +29,13 @@ PLACEMENTS: dict[Placement, str] = {
 """Placement of the norms of a block -> its name in reports."""
 
 
+def placed(count: int, placement: str) -> str:
+    """Blocks with a placement, as in "4 pre-norm" and "4 with the norm inside the branch"."""
+    if " " not in placement:
+        return f"{count} {placement}"
+    return f"{count} with {'' if placement.startswith('no ') else 'the '}{placement}"
+
+
 def _at_most(shares: Sequence[float]) -> str:
     text = rounded_percent(max(shares))
     return text if len(shares) == 1 or text.startswith("<") else f"at most {text}"
@@ -58,8 +65,8 @@ _GEOMETRY = (
     Column("centring", "centring", degree_spread, "how far that alone turns the median row"),
     Column("in", "lengths in", spread, "longest over shortest row, 95 % over 5 % quantile; 1 where all are as long"),
     Column("out", "lengths out", spread, "the same of what leaves"),
-    Column("dimension", "dim", count_spread, "of the image, the surface that rows land on"),
-    Column("axes", "semi-axes", spread, "of the image, shortest to longest, over √n"),
+    Column("dimension", "dim", count_spread, "of the ellipsoid that rows land on; none for groups of channels"),
+    Column("axes", "semi-axes", spread, "of the ellipsoid, shortest to longest, over √n"),
     Column("ratio", "ratio", spread, "longest over shortest semi-axis"),
     Column("dead", "dead gains", count_spread, "as good as 0, so that their feature is constant"),
 )
@@ -128,7 +135,10 @@ def norm_table(inspection: Inspection) -> Table:
             # A row of zeros has no direction, and nothing that eps could shorten.
             numbers = [[0.0], [0.0], [], []]
         gain = [site.gain.quantiles[1], site.gain.quantiles[5]] if site.gain else []
-        rows.append([site.path, site.class_name, names[site.spec], site.role, *numbers, gain])
+        role: str = site.role
+        if role == "unknown" and site.block is not None and inspection.blocks[site.block].placement != "unknown":
+            role = "in a branch"
+        rows.append([site.path, site.class_name, names[site.spec], role, *numbers, gain])
     table = Table.of("Norms", _NORMS, rows, "This model has no normalization layer that a spec describes.")
     same = {"formula"} if len(names) < 2 else set()
     same |= {"class"} if len({site.class_name for site in inspection.sites}) < 2 else set()
