@@ -3,7 +3,8 @@
     python benchmarks/folding.py [--size 20] [--shard 5] [--rounds 3] [--threads 2] [--case NAME ...] [--folder DIR]
 
 Each case writes a checkpoint of so many GB of bfloat16 (the shapes of a family, as many layers as fit), then `cp -r`
-and `sync` take turns with a fold in a process of its own. It needs twice the size on the disk, and cleans up.
+and `sync` take turns with a fold in a process of its own, each with no byte of the source in memory. It needs twice the
+size on the disk, and cleans up.
 
 GB/s counts bytes of the source; medians. A fold is told twice: the weights, until the last file is on the disk, with
 the hashes of all files of both; and the whole call, with the check that transformers would load the result, which takes
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
 import shutil
@@ -152,6 +154,13 @@ def folded(source: Path, target: Path, case: str, threads: int) -> dict[str, flo
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+def forget(folder: Path) -> None:
+    """Drop the files of a folder from the cache of the file system; they are on the disk."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def measure(folder: Path, case: str, size: float, shard: float, rounds: int, threads: int) -> Row:
     """All rounds of one case; nothing is left of it."""
     source, target = folder / "source", folder / "target"
@@ -161,6 +170,7 @@ def measure(folder: Path, case: str, size: float, shard: float, rounds: int, thr
     for _ in range(rounds):
         for times, action in ((copies, copied), (folds, lambda source, target: folded(source, target, case, threads))):
             subprocess.run(["sync"], check=True)
+            forget(source)
             times.append(action(source, target))
             shutil.rmtree(target)
     shutil.rmtree(source)

@@ -6,16 +6,19 @@ import math
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from normkit.checkpoint import arithmetic
 from normkit.checkpoint.arithmetic import rounded
+from normkit.checkpoint.hadamard import rotate_columns
 from normkit.checkpoint.matrices import Outcome, factors, made
-from normkit.checkpoint.plan import Gain, TensorEdit
-from normkit.checkpoint.reader import NAME, TORCH, CheckpointSource, vector
+from normkit.checkpoint.plan import Gain, Rotation, Rows, TensorEdit
+from normkit.checkpoint.reader import NAME, TORCH, CheckpointSource, ModelSource, vector
 from normkit.errors import ModelError
+from normkit.kernels import cpu
 from tensor_files import FLOATS, drawn, same_bits, source_of
 
 # Experts with the inner axis in the middle, patches of a convolution, positions with an axis of one, and what is left.
@@ -240,3 +243,42 @@ def test_copies_are_the_very_bits(tmp_path, dtype):
     source = source_of(tmp_path, w=weight)
     result, _ = edited(source, TensorEdit(name="o", source="w", dtype=NAME[weight.dtype]))
     assert torch.equal(result.view(torch.uint8).flatten(), bits)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_rotation_of_a_transposed_parameter_is_that_of_its_numbers(kernels, monkeypatch):
+    if not kernels:
+        monkeypatch.setattr(cpu, "load", lambda: "switched off")
+    values = drawn("BF16", 64, 48).T
+    rotations = (
+        Rotation(axis=0, size=12, seed="x", construction=""),
+        Rotation(axis=1, size=64, seed="y", construction=""),
+    )
+    edit = TensorEdit(name="o", source="weight", dtype="BF16", rotations=rotations)
+    model = torch.nn.Linear(64, 48, bias=False).bfloat16()
+    found = []
+    for held in (values, values.contiguous()):
+        model.weight = torch.nn.Parameter(held)
+        found.append(torch.cat(list(made(edit, ModelSource(model), Outcome()))))
+    wide = values.double().contiguous().numpy()
+    for size, seed in ((12, "x"), (64, "y")):
+        turn = rotate_columns(np.eye(size), seed)
+        wide = (turn @ wide.reshape(-1, size, 64)).reshape(48, 64) if seed == "x" else wide @ turn.T
+    assert torch.equal(found[0], found[1])
+    assert float((found[0].double() - torch.from_numpy(wide)).abs().max()) <= 2**-8 * np.abs(wide).max()
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [
+        ((60, 8), None),
+        ((64, 8), Rows(blocks=3, tail=16)),
+        ((64, 8), Rows(blocks=4, tail=32)),
+        ((64, 8), Rows(blocks=2, tail=24)),
+    ],
+)
+def test_rows_that_no_rotation_fits_are_one_line(tmp_path, shape, rows):
+    source = source_of(tmp_path, w=drawn("BF16", *shape))
+    turn = Rotation(axis=0, size=16, seed="x", construction="", rows=rows)
+    with pytest.raises(ModelError, match="expected a multiple of 16 along axis 0 of w, found the shape"):
+        edited(source, TensorEdit(name="o", source="w", dtype="BF16", rotations=(turn,)))

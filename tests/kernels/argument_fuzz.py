@@ -18,6 +18,11 @@ from torch.nn import functional as F
 
 import normkit
 from normkit import reference, specs
+from normkit.checkpoint.arithmetic import rounded
+from normkit.checkpoint.hadamard import compiled, rotate_runs
+from normkit.checkpoint.plan import Rotation, Rows
+from normkit.kernels import cpu
+from normkit.kernels.hadamard import turn
 
 SIZES = st.sampled_from([0, 1, 2, 3, 4, 8, 17])
 FLOATING = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -178,6 +183,34 @@ def add_is_robust(x, residual, weight, bias, spec):
         assert (gradient.shape, gradient.dtype) == (leaf.shape, leaf.dtype)
 
 
+def turn_is_right(draw):
+    """Rotations of any rows, columns and layouts: the bits of plain torch."""
+    shape = rows, columns = draw(st.integers(1, 70)), draw(st.integers(1, 70))
+    made = []
+    for axis, length in enumerate(shape):
+        sizes = [size for size in (1, 2, 4, 8, 12, 16, 20, 32, 64) if length % size == 0]
+        size = draw(st.sampled_from([None, *sizes]))
+        parts = [Rows(blocks=1, tail=size), Rows(blocks=length // size, tail=size), None] if size else [None]
+        rotation = Rotation(axis=axis, size=size or 1, seed="0", construction="", rows=draw(st.sampled_from(parts)))
+        made.append(rotation if size else None)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    gap = draw(st.integers(0, 3))
+    x = (torch.randn(rows, columns + gap, generator=generator) * 3).to(draw(st.sampled_from(FLOATING)))[:, gap:]
+    factors = draw(
+        st.sampled_from([None, torch.rand(columns, generator=generator), torch.rand(rows, 1, generator=generator)])
+    )
+    factors = None if factors is None else factors.double()
+    out = torch.empty(rows, columns, dtype=draw(st.sampled_from(FLOATING)))
+    wide = (x.double() if factors is None else x.double() * factors).contiguous().clone()
+    for rotation, runs in zip(made, ((1, rows, columns), (rows, columns, 1)), strict=True):
+        if rotation is not None:
+            rotate_runs(wide.numpy().reshape(runs), rotation)
+    down, across = (None if rotation is None else compiled(rotation) for rotation in made)
+    turn(x, out, factors=factors, length=rows, down=down, across=across)
+    assert torch.equal(out, rounded(wide, out.dtype)), (x.shape, made)
+    COUNTS["turned"] += 1
+
+
 def fuzz(examples, start):
     presets = [value for value in vars(specs).values() if isinstance(value, normkit.NormSpec)]
 
@@ -192,6 +225,8 @@ def fuzz(examples, start):
         other = data.draw(tensors(tuple(x.shape)))
         add_is_robust(x, other, gain, shift, spec)
         into_is_robust(x, other, gain, shift, spec)
+        if cpu.load() is None:
+            turn_is_right(data.draw)
 
     warnings.simplefilter("ignore")
     every_call()

@@ -15,7 +15,10 @@ from torch import Tensor
 
 import normkit as nk
 from normkit import NormSpec, specs
+from normkit.checkpoint.hadamard import compiled
+from normkit.checkpoint.plan import Rotation
 from normkit.kernels import cpu
+from normkit.kernels.hadamard import turn
 
 SHAPES = ((7, 96), (3, 777), (2, 5120), (33, 5), (4, 1))
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -55,6 +58,17 @@ def case(spec: NormSpec, shape: tuple[int, ...], dtype: torch.dtype, seed: int) 
     return f"{digest(y, added)} {digest(*gradients)}"
 
 
+def rotation(rows: int, columns: int, size: int, axis: int, dtype: torch.dtype) -> str:
+    """One digest of runs along an axis, times factors and a Hadamard matrix with its signs."""
+    generator = np.random.default_rng(size)
+    x, factors = numbers(generator, (rows, columns), dtype), numbers(generator, (columns,), torch.float64)
+    made = compiled(Rotation(axis=axis, size=size, seed="0", construction=""))
+    out = torch.empty_like(x)
+    turned = {"down": None, "across": made} if axis else {"down": made, "across": None}
+    measured = turn(x, out, factors=factors, length=rows, **turned)
+    return f"{digest(out)} {digest(torch.tensor(measured, dtype=torch.float64))}"
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     sys.stdout.write(f"{cpu.instructions()}\n")
@@ -64,3 +78,8 @@ if __name__ == "__main__":
             for dtype in DTYPES:
                 found = case(spec, shape, dtype, seed=number)
                 sys.stdout.write(f"{name} {'x'.join(map(str, shape))} {str(dtype)[6:]} {found}\n")
+    for size in (4, 64, 96, 576, 4096):
+        for dtype in DTYPES:
+            for axis, shape in ((0, (size, 19)), (1, (3, 2 * size))):
+                found = rotation(*shape, size, axis, dtype)
+                sys.stdout.write(f"rotation {size} axis {axis} {str(dtype)[6:]} {found}\n")

@@ -13,7 +13,7 @@ from helpers import PRESETS, SOURCE
 from normkit import specs
 from normkit.conventions.eps import PLACEMENTS
 from normkit.kernels import signatures
-from normkit.kernels.signatures import BITS, SIGNATURES, Conventions, unpacked
+from normkit.kernels.signatures import BITS, HADAMARD, SIGNATURES, TURNING, Conventions, unpacked
 
 
 @pytest.mark.slow
@@ -37,9 +37,26 @@ def test_the_library_is_written_for_these_signatures():
         assert f'm.impl("{name}", ' in source
 
 
+@pytest.mark.parametrize(("name", "fields"), [("Hadamard", HADAMARD), ("Turning", TURNING)])
+def test_structures_have_the_fields_of_the_header_in_its_order(name, fields):
+    source = (SOURCE / "kernels" / "csrc" / "kernels.h").read_text(encoding="utf-8")
+    body = re.sub("//.*", "", re.findall(rf"struct {name} {{\n(.*?)\n}};", source, re.DOTALL)[0])
+    found = []
+    for declaration in body.split(";")[:-1]:
+        kind, names = re.fullmatch(r"\s*(const void\*|const double\*|void\*|\w+) (.*)", declaration).groups()
+        kind = {"Type": "int32", "int64_t": "int64", "double": "double", "Hadamard": "HADAMARD"}.get(kind, "pointer")
+        found += [(each, kind) for each in names.split(", ")]
+    assert tuple(found) == fields
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("SIGNATURES", {**SIGNATURES, "normalize_rows": "(Tensor x) -> Tensor"}), ("BITS", BITS._replace(cast=3))],
+    [
+        ("SIGNATURES", {**SIGNATURES, "normalize_rows": "(Tensor x) -> Tensor"}),
+        ("BITS", BITS._replace(cast=3)),
+        ("HADAMARD", HADAMARD[::-1]),
+        ("TURNING", TURNING[::-1]),
+    ],
 )
 def test_any_change_has_another_number(monkeypatch, name, value):
     before = signatures.version()

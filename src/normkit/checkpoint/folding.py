@@ -25,7 +25,7 @@ from normkit.checkpoint.given_files import GivenTensors
 from normkit.checkpoint.migration import asked_scales
 from normkit.checkpoint.model_folder import CERTIFICATE, CONFIG, INDEX, copied_files
 from normkit.checkpoint.opening import OpenedFolder, folded_config, open_checkpoint
-from normkit.checkpoint.orthogonal import BLOCK, asked_matrices
+from normkit.checkpoint.orthogonal import BLOCK, TOGETHER, asked_matrices
 from normkit.checkpoint.plan import FoldPlan, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.reader import TORCH, CheckpointSource
@@ -210,9 +210,10 @@ def write_shards(
 def memory_needed(plan: FoldPlan, source: CheckpointSource, threads: int) -> int:
     """Bytes that the process occupies at most: what it does now, every vector, and the buffers of each thread."""
     widest = max((tensor.matrix[1] for tensor in source.tensors.values()), default=0)
-    each = _ARRAYS * 8 * max(CHUNK, widest) + PIECE
-    # Blocks of a matrix of a file, cut in three, and columns beside them.
-    if any(rotation.matrix is not None for edit in plan.edits for rotation in edit.rotations):
+    has_matrix = any(rotation.matrix is not None for edit in plan.edits for rotation in edit.rotations)
+    each = _ARRAYS * 8 * max(TOGETHER if has_matrix else CHUNK, widest) + PIECE
+    # Blocks of a matrix of a file, cut in three.
+    if has_matrix:
         each += 4 * 8 * max(CHUNK, BLOCK * widest)
     # The numbers that a rotation along another axis than the last mixes are held in both dtypes.
     each += max(

@@ -1,7 +1,7 @@
 """Orthogonal matrices H D / sqrt(n): a Hadamard matrix and random signs, applied without a BLAS's order of sums.
 
 n = 2^k m: H is Sylvester's matrix of order 2^k times one of order m, after Paley or Williamson. The signs are bits of
-SHA-256.
+SHA-256. The compiled kernels, where they are in use, give the bits of the functions here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from normkit.checkpoint.orthogonal import times_transposed
 from normkit.checkpoint.plan import Rotation
 from normkit.checkpoint.williamson import ROWS, williamson
+from normkit.kernels.hadamard import Hadamard
 
 Array = npt.NDArray[np.float64]
 
@@ -105,6 +106,18 @@ def rotate_runs(values: Array, rotation: Rotation) -> None:
         first.copy_(columns.view(first.shape))
 
 
+def compiled(rotation: Rotation) -> Hadamard:
+    """A rotation by a seed as the compiled kernels take it."""
+    made = construction(rotation.size)
+    assert made is not None, f"no Hadamard matrix of order {rotation.size}"
+    matrix = _matrix(made)
+    return Hadamard(
+        torch.from_numpy(signs(rotation.seed, rotation.size)),
+        None if matrix is None else torch.from_numpy(np.ascontiguousarray(matrix.T)),
+        *((rotation.rows.blocks, rotation.rows.tail) if rotation.rows else ()),
+    )
+
+
 def rotate_columns(columns: Array, seed: str) -> Array:
     """H D / sqrt(n) times each column, in float64.
 
@@ -129,10 +142,16 @@ def _rotated(columns: Tensor, seed: str) -> Tensor:
         torch.sub(taken[:, 0], taken[:, 1], out=given[:, 1])
         columns, spare = spare, columns
         step *= 2
-    if made.kind:
-        matrix = williamson(made.order) if made.kind == "williamson" else paley(made.order, int(made.kind[-1]))
+    if (matrix := _matrix(made)) is not None:
         columns = _times(torch.from_numpy(matrix), columns.view(-1, made.order, count))
     return columns.view(size, count).mul_(1.0 / math.sqrt(size))
+
+
+def _matrix(made: Construction) -> Array | None:
+    """The factor of a Hadamard matrix that butterflies do not make."""
+    if not made.kind:
+        return None
+    return williamson(made.order) if made.kind == "williamson" else paley(made.order, int(made.kind[-1]))
 
 
 def _times(matrix: Tensor, columns: Tensor) -> Tensor:

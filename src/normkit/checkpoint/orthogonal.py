@@ -24,6 +24,8 @@ STREAM, VALUES = "R1", ".R2"
 _PRECISION = {torch.float32: 24, torch.float64: 53}
 BLOCK = 256
 """Rows of a matrix that are taken at a time."""
+TOGETHER = 2**20
+"""Numbers that a matrix is applied to at a time, more than other steps take: each time it is cut anew."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -120,7 +120,7 @@ def instructions() -> str:
     Raises:
         InputError: If the kernels are not in use.
     """
-    return str(_use(_loaded(), -1))
+    return str(_use(handle(), -1))
 
 
 def select(name: str) -> None:
@@ -134,11 +134,16 @@ def select(name: str) -> None:
     """
     if name not in _NAMES:
         raise InputError(f"the instruction set must be auto, avx512, avx2 or portable, got {name!r}")
-    if _use(_loaded(), _NAMES.index(name)) is None:
+    if _use(handle(), _NAMES.index(name)) is None:
         raise InputError(f"this CPU does not have {name}; the kernels go on with {instructions()}")
 
 
-def _loaded() -> ctypes.CDLL:
+def handle() -> ctypes.CDLL:
+    """The loaded library.
+
+    Raises:
+        InputError: If the kernels are not in use.
+    """
     reason = load()
     if _library is None:
         raise InputError(f"the C++ kernels are not in use: {reason}")

@@ -81,11 +81,19 @@ SIGNATURES = {
 before dx is rounded. Gradients have the shape and dtype of their tensor; one that is not needed is empty. The last two
 operators write to line `place` of the tables of a watch."""
 
+HADAMARD: tuple[tuple[str, str], ...] = (("size", "int64"), ("order", "int64"), ("blocks", "int64"), ("tail", "int64"))
+HADAMARD += (("signs", "pointer"), ("columns", "pointer"))
+TURNING: tuple[tuple[str, str], ...] = (("x_type", "int32"), ("y_type", "int32"), ("x", "pointer"), ("y", "pointer"))
+TURNING += tuple((name, "int64") for name in ("x_stride", "y_stride", "rows", "columns"))
+TURNING += (("row_factors", "pointer"), ("column_factors", "pointer"), ("length", "int64"), ("strip", "int64"))
+TURNING += (("down", "HADAMARD"), ("across", "HADAMARD"), ("largest", "double"), ("error", "double"))
+"""The fields of two structures of kernels.h; `normkit_turn` takes the address of the second."""
+
 
 def version() -> int:
     """The checksum of the signatures and of how conventions are packed."""
     layout = [f"{name}:{bits}" for name, bits in zip(Conventions._fields, BITS, strict=True)]
-    return zlib.crc32(repr((SIGNATURES, layout)).encode()) & 0x7FFFFFFF
+    return zlib.crc32(repr((SIGNATURES, layout, HADAMARD, TURNING)).encode()) & 0x7FFFFFFF
 
 
 _MOST_AXES = 2**BITS.axes - 1

@@ -69,8 +69,10 @@ void backward_columns(const Backward& task, const RowTerms* terms, Columns colum
     run(task, terms, columns);
 }
 
-constexpr Kernels table_of_all{forward,    backward,    measure,   backward_columns,
-                               any_reduce, any_moments, any_finite};
+void turn_numbers(Turning& task, double* room) { avx512_kernels()->turn(task, room); }
+
+constexpr Kernels table_of_all{forward,    backward,    measure,    backward_columns,
+                               any_reduce, any_moments, any_finite, turn_numbers};
 
 }  // namespace
 

@@ -142,6 +142,29 @@ struct Elements {
     Rows x_rows;
 };
 
+// H (signs * run) / sqrt(size) of runs along an axis: of each of so many equal blocks the last `tail` numbers, or all.
+struct Hadamard {
+    int64_t size;  // of a run; 0 if nothing is turned
+    int64_t order, blocks, tail;
+    const double* signs;
+    const double* columns;  // the matrix of `order`, column by column; null where that is 1
+};
+
+// A matrix times its factors, turned along columns and then along rows, to another dtype. Rows are contiguous; the
+// result may be the matrix itself.
+struct Turning {
+    Type x_type, y_type;
+    const void* x;
+    void* y;
+    int64_t x_stride, y_stride, rows, columns;
+    const double* row_factors;  // may be null, as may those of columns
+    const double* column_factors;
+    int64_t length;  // rows that are turned together
+    int64_t strip;   // columns that are turned both ways before the next: whole runs of `across`
+    Hadamard down, across;
+    double largest, error;  // found: the largest magnitudes of a number and of what its rounding takes
+};
+
 // The kernels take up to so many rows together.
 constexpr int rows_at_once = 4;
 
@@ -169,6 +192,7 @@ struct Kernels {
     void (*moments)(const Moments&, int64_t begin, int64_t end);
     // Whether no element is NaN or infinite.
     bool (*finite)(const Elements&, int64_t begin, int64_t end);
+    void (*turn)(Turning&, double* room);
 };
 
 }  // namespace normkit

@@ -35,10 +35,12 @@ struct Native;
 template <>
 struct Native<float> {
     typedef float type __attribute__((vector_size(Instructions::bytes)));
+    typedef type anywhere __attribute__((aligned(sizeof(float)), may_alias));
 };
 template <>
 struct Native<double> {
     typedef double type __attribute__((vector_size(Instructions::bytes)));
+    typedef type anywhere __attribute__((aligned(sizeof(double)), may_alias));
 };
 
 template <class T>
@@ -113,7 +115,8 @@ typedef uint32_t Words __attribute__((vector_size(Instructions::bytes)));
 
 template <class T>
 [[gnu::always_inline]] inline void load_register(const T* from, typename Native<T>::type& to) {
-    __builtin_memcpy(&to, from, sizeof to);
+    // Not memcpy: g++ copies that in two halves, which the next reading of the whole has to wait for.
+    to = *reinterpret_cast<const typename Native<T>::anywhere*>(from);
 }
 
 template <class Set = Instructions>
@@ -130,7 +133,7 @@ template <class Set = Instructions>
 
 template <class T>
 [[gnu::always_inline]] inline void store_register(T* to, typename Native<T>::type from) {
-    __builtin_memcpy(to, &from, sizeof from);
+    *reinterpret_cast<typename Native<T>::anywhere*>(to) = from;
 }
 
 // Half a register of floats and a register of doubles hold as many numbers.

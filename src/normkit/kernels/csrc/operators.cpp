@@ -24,7 +24,7 @@ namespace normkit {
 namespace {
 
 // normkit.kernels.signatures.version() of the Python files that this one was written for.
-constexpr int32_t signatures_version = 0x53968c93;
+constexpr int32_t signatures_version = 0x22b5f45a;
 
 // What is normalized and what is written, x and dy, x and what it is added to.
 void check_pair(Type x, Type y) {

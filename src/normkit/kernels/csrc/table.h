@@ -3,6 +3,7 @@
 
 #include "backward.h"
 #include "forward.h"
+#include "hadamard.h"
 #include "moments.h"
 
 namespace normkit {
@@ -68,7 +69,7 @@ bool any_finite(const Elements& task, int64_t begin, int64_t end) {
 }
 
 [[maybe_unused]] constexpr Kernels table{any_forward, any_backward, any_measure,  any_columns,
-                                         any_reduce,  any_moments,  any_finite};
+                                         any_reduce,  any_moments,  any_finite,   turn};
 
 }  // namespace
 }  // namespace normkit
