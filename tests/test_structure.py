@@ -54,6 +54,7 @@ BASE_LINES = 3_050
 # Tests that mirror no file, and what they are about.
 EXTRA_TESTS = {
     "measurement/test_blocks_of_maps.py": "blocks of feature maps, which layout.py finds",
+    "measurement/test_roles.py": "roles of norms in placement.py, whose own tests would be too long",
     "study/experiments/test_recent_claims.py": "the studies of papers from 2023 to 2026",
     "comparison/test_gguf_ports.py": "tests/gguf_ports.py, models as llama.cpp has them, right and with faults",
     "golden/test_record.py": "what each verb reports on fixed inputs",

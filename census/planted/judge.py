@@ -1,7 +1,8 @@
-"""Judge a run by the expected truths: python judge.py EXPECTED.json OUT.json VERDICTS.json
+"""Judge a run by the expected truths: python judge.py EXPECTED.json OUT.json VERDICTS.json [DRAW]
 
 A verdict is read off the findings: their place is compared with the planted one, and title, measure and evidence with
-the patterns of the case. `overrides.json` beside this file holds verdicts of a reader, each with the reason.
+the patterns of the case. `overrides.json` beside this file holds the verdicts that a reader set, each with the
+reason, by the name of the draw.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ def judge(expected: dict, result: dict, usual: set) -> tuple[str, str]:
 
 def main() -> None:
     expected, results = (json.loads(Path(name).read_text()) for name in sys.argv[1:3])
-    beside = HERE / "overrides.json"
-    overrides = json.loads(beside.read_text()) if beside.exists() else {}
+    overrides = json.loads((HERE / "overrides.json").read_text()).get(sys.argv[4], {}) if sys.argv[4:] else {}
     verdicts = {}
     for identifier, said in expected.items():
         if identifier not in results:

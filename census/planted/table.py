@@ -1,17 +1,24 @@
-"""The tables of a judged run, in Markdown: python table.py EXPECTED.json OUT.json VERDICTS.json"""
+"""The tables of judged runs, in Markdown.
+
+python table.py                                        what each draw in `results` found, family by family
+python table.py EXPECTED.json OUT.json VERDICTS.json   norms, blocks and rows of one run beside it
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+DRAWS = ("first", "second", "third", "fourth")
+RESULTS = Path(__file__).resolve().parent / "results"
 ORDER = ("found first", "found later", "misplaced", "misnamed", "missed", "silent", "crash")
 
 
 def short(counts: Counter) -> str:
-    return ", ".join(f"{n} {name}" for name, n in sorted(counts.items(), key=lambda item: ORDER.index(item[0])))
+    return ", ".join(f"{n} {name}" for name, n in sorted(counts.items(), key=lambda item: (*ORDER, item[0]).index(item[0])))
 
 
 def placements(document: dict) -> str:
@@ -19,46 +26,62 @@ def placements(document: dict) -> str:
     return ", ".join(f"{n} {name}" for name, n in counted.most_common()) or "no blocks"
 
 
+def draws() -> str:
+    """What each draw found: of each family the faults that can be seen, then all cases by kind."""
+    held = {name: json.loads(file.read_text()) for name in DRAWS if (file := RESULTS / f"{name}.json").exists()}
+    families = list(dict.fromkeys(each["family"] for cases in held.values() for each in cases.values()))
+    kinds = {
+        "planted faults in models": lambda v: v["sort"] == "fault" and v["family"] != "runs",
+        "planted faults in runs": lambda v: v["sort"] == "fault" and v["family"] == "runs",
+        "faults that are not a norm's": lambda v: v["sort"] == "other",
+        "faults that cannot be seen without a reference": lambda v: v["sort"] == "unseeable",
+        "clean models": lambda v: v["sort"] == "clean" and v["family"] != "runs",
+        "healthy oddities": lambda v: v["sort"] == "oddity" and v["family"] != "runs",
+        "healthy runs": lambda v: v["sort"] in ("clean", "oddity") and v["family"] == "runs",
+    }
+
+    def of_faults(cases: dict, family: str) -> str:
+        counts = Counter(v["verdict"] for v in cases.values() if v["family"] == family and v["sort"] == "fault")
+        first, whole = counts.pop("found first", 0), sum(counts.values())
+        return (f"{first} of {first + whole}" + (f" ({short(counts)})" if counts else "")) if first + whole else ""
+
+    def of_kind(cases: dict, is_of: Callable[[dict], bool]) -> str:
+        counts = Counter(v["verdict"] for v in cases.values() if is_of(v))
+        return ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
+
+    columns = " | ".join(f"{name} draw" for name in held)
+    line = "|---" * (len(held) + 1) + "|"
+    rows = [[family, *(of_faults(cases, family) for cases in held.values())] for family in families]
+    totals = [[kind, *(of_kind(cases, is_of) for cases in held.values())] for kind, is_of in kinds.items()]
+    return "\n".join(
+        [
+            *(f"| faults found first in | {columns} |", line),
+            *(f"| {' | '.join(row)} |" for row in rows if any(row[1:])),
+            *("", f"| kind | {columns} |", line),
+            *(f"| {' | '.join(row)} |" for row in totals),
+        ]
+    )
+
+
 def main() -> None:
+    if not sys.argv[1:]:
+        print(draws())
+        return
     expected, results, verdicts = (json.loads(Path(name).read_text()) for name in sys.argv[1:4])
-    families = list(dict.fromkeys(said["family"] for said in expected.values()))
-    print("| family | norms found | batch norms | blocks | rows | clean model | planted faults that can be seen |")
-    print("|---|---|---|---|---|---|---|")
-    for family in families:
-        held = [i for i, said in expected.items() if said["family"] == family]
-        at = f"{family}/clean"
-        if at not in expected or family == "runs":
+    print("| family | norms found | batch norms found | blocks | rows | clean model |\n|---|---|---|---|---|---|")
+    for identifier, said in expected.items():
+        family, _, case = identifier.partition("/")
+        if case != "clean" or family == "runs":
             continue
-        said, result = expected[at], results.get(at, {})
-        document = result.get("document")
-        faults = Counter(
-            verdicts[i]["verdict"] for i in held if expected[i]["sort"] in ("fault", "other") and i in verdicts
-        )
-        first = faults.pop("found first", 0)
-        told = f"{first} of {first + sum(faults.values())} first" + (f" ({short(faults)})" if faults else "")
-        unseen = Counter(verdicts[i]["verdict"] for i in held if expected[i]["sort"] == "unseeable" and i in verdicts)
-        told += f"; {sum(unseen.values())} that cannot be seen: " + ", ".join(unseen) if unseen else ""
-        if document is None:
-            print(f"| {family} | - | - | - | - | {verdicts.get(at, {}).get('verdict')} | {told} |")
+        if (document := results[identifier]["document"]) is None:
+            print(f"| {family} | | | | | {verdicts[identifier]['verdict']} |")
             continue
-        rows = ", ".join(
-            row for row, _ in Counter(site["row"] for site in document["sites"] if site["row"]).most_common()
-        )
+        rows = Counter(site["row"] for site in document["sites"] if site["row"])
         print(
             f"| {family} | {len(document['sites'])} of {said['sites']} | {len(document['batch_norms'])} of "
-            f"{said['batch_norms'] or 0} | {placements(document)} | {rows or '-'} | "
-            f"{verdicts[at]['verdict']} | {told} |"
+            f"{said['batch_norms'] or 0} | {placements(document)} | {', '.join(row for row, _ in rows.most_common())} | "
+            f"{verdicts[identifier]['verdict']} |"
         )
-    print()
-    for sort in ("clean", "oddity", "fault", "other", "unseeable"):
-        for part in ("models", "runs"):
-            counted = Counter(
-                v["verdict"]
-                for i, v in verdicts.items()
-                if v["sort"] == sort and (v["family"] == "runs") == (part == "runs")
-            )
-            if counted:
-                print(f"- {sort}, {part}: {sum(counted.values())} cases: {dict(counted.most_common())}")
 
 
 if __name__ == "__main__":

@@ -324,7 +324,7 @@ def test_arguments_are_replayed_as_they_were_given():
     positions, mask, pair = torch.arange(2), torch.ones(2, 2, dtype=torch.bool), (torch.ones(2), torch.ones(2).half())
     called, scaled = BlockCall(path="block", index=0, module=block), {"scale": 10.0, "altered": None, "factor": 1.0}
     named = {"mask": mask, "pair": pair, "flag": "yes"}
-    replay = Replayer().replay(called, (positions, x), named, **scaled, dtype=torch.float32)
+    replay = Replayer().replay(called, (positions, x), named, **scaled, stream=x, dtype=torch.float32)
     seen = block.seen[0]
     assert seen[0] is positions
     assert torch.equal(seen[1], torch.full((1, 2, 4), 10.0))
@@ -338,11 +338,9 @@ def test_arguments_are_replayed_as_they_were_given():
 
 def test_a_block_that_raises_is_a_replay_error():
     replayer = Replayer()
-    arguments = {"scale": 1.0, "altered": None, "factor": 1.0, "dtype": torch.float32}
+    arguments, x = {"scale": 1.0, "altered": None, "factor": 1.0, "dtype": torch.float32}, torch.ones(1, 2, 4)
     with pytest.raises(ReplayError, match="shapes cannot be multiplied"):
-        replayer.replay(
-            BlockCall(path="block", index=0, module=nn.Linear(3, 3)), (torch.ones(1, 2, 4),), {}, **arguments
-        )
+        replayer.replay(BlockCall(path="block", index=0, module=nn.Linear(3, 3)), (x,), {}, stream=x, **arguments)
     assert replayer.current is None
 
 
@@ -354,7 +352,7 @@ def test_what_a_norm_took_and_gave():
     class Reader(Replayer):
         def before_block(self, block, args, kwargs, /):
             if self.current is None:
-                arguments = {"scale": 100.0, "dtype": torch.float32}
+                arguments = {"stream": args[0], "scale": 100.0, "dtype": torch.float32}
                 seen.append(self.replay(block, args, kwargs, altered=None, factor=1.0, **arguments))
                 seen.append(self.replay(block, args, kwargs, altered=sites[0], factor=0.0, **arguments))
 
@@ -386,12 +384,13 @@ def test_what_a_norm_overwrites_was_written_down_before():
 
     block = Copying()
     site = SimpleNamespace(path="norm", module=block.norm, function=None, parent="norm", ordinal=0)
-    replayer = Replayer()
+    replayer, x = Replayer(), torch.ones(1, 2, 4)
     with observed(block, [site], [], [], replayer):
         replay = replayer.replay(
             BlockCall(path="block", index=0, module=block),
-            (torch.ones(1, 2, 4),),
+            (x,),
             {},
+            stream=x,
             scale=3.0,
             altered=None,
             factor=1.0,

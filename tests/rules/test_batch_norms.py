@@ -107,6 +107,16 @@ def test_statistics_of_another_place(healthy):
     assert finding_of(inspected(model, count=1), "C9").severity == "note"
 
 
+def test_a_norm_that_is_off_where_those_before_it_fit_is_a_note(healthy):
+    """A running variance that held standard deviations moved the output by 49.6 %, below the 50 % of a warning."""
+    model = network().eval()
+    model.load_state_dict(healthy.state_dict())
+    model[4].running_mean += 0.4 * model[4].running_var.sqrt()
+    found = finding_of(inspected(model), "C9")
+    assert (found.severity, found.sites) == ("note", ("4",))
+    assert "the norms before it by at most" in found.evidence[0]
+
+
 def test_statistics_that_have_not_settled():
     found = finding_of(inspected(trained(network(), steps=3, size=0.1), 0.1), "C9")
     assert found.severity == "note"

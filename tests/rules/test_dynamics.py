@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -198,3 +199,25 @@ def test_one_block_that_adds_far_more_than_any_other_where_massive_activations_d
     # Another stage, of another width, adds to a stream of its own.
     wide = replace(blocks[2], stream_out=replace(blocks[2].stream_out, features=7), branch_share=0.3 * 51)
     assert growing_stream.check(facts(None, blocks=(*blocks[:2], wide, blocks[3]))) is None
+
+
+def test_encoder_and_decoder_are_a_stream_each():
+    """The encoder's growth was not judged, as the later half of all blocks was the decoder."""
+
+    def stack(name, *levels):
+        ends = [swept(0).stream_in, *(replace(swept(0).stream_in, rms_quantiles=(rms,) * 3) for rms in levels)]
+        return [
+            replace(swept(place), path=f"{name}.layers.{place}", stream_in=entered, stream_out=left)
+            for place, (entered, left) in enumerate(pairwise(ends))
+        ]
+
+    growing, level = (2.0**place for place in range(1, 9)), (1.0,) * 8
+    blocks = (*stack("encoder", *growing), *stack("decoder", *level))
+    assert growing_stream.check(facts(None, blocks=(*stack("encoder", *level), *stack("decoder", *level)))) is None
+    assert growing_stream.check(facts(None, blocks=blocks)).sites == tuple(f"encoder.layers.{n}" for n in range(4, 8))
+    # Lists that hand one stream on are one depth: each of these is too short for itself.
+    handed = [replace(block, path=f"stages.{place // 2}.{place}") for place, block in enumerate(blocks[:8])]
+    assert len(growing_stream.check(facts(None, blocks=tuple(handed))).sites) == 4
+    # A decoder of one block is no measure for an encoder's.
+    long = [replace(block, branch_share=0.3 * 51) for block in stack("encoder", 2.0)]
+    assert growing_stream.check(facts(None, blocks=(*long, *stack("decoder", 1.0, 1.0)))) is None

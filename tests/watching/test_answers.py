@@ -88,6 +88,16 @@ def test_the_numbers_of_a_healthy_run():
     assert detail(run, START).startswith("The first loss is 3.47, 1 times log(32) = 3.47.")
 
 
+def test_encoder_and_decoder_have_a_stream_each():
+    places = [f"{part}.layers.{place}" for part in ("encoder", "decoder") for place in (0, 1)]
+    streams = [series("stream rms", [rms], path) for path, rms in zip(places, (1.0, 2.0, 0.5, 0.7), strict=True)]
+    run = told(replace(healthy(), series=(*healthy().series, *streams)), blocks=(block(0), block(1)))
+    assert detail(run, START).endswith(
+        "The stream's rms goes from 1 behind encoder.layers.0 to 2 behind encoder.layers.1. "
+        "The stream's rms goes from 0.5 behind decoder.layers.0 to 0.7 behind decoder.layers.1."
+    )
+
+
 def test_a_wrong_norm():
     run = told(healthy(), found("A1", sites=("a", "b")), found("F1", sites=("attention",)))
     assert verdicts(run)[NORM] == "yes"

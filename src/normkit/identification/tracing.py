@@ -106,7 +106,7 @@ def trace(model: nn.Module, run: Callable[[], object]) -> Trace:
 
 def first_tensor(args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor | None:
     """The first floating-point tensor among the arguments of a call."""
-    return next(_floating((*args, *kwargs.values())), None)
+    return next(floating_tensors((*args, *kwargs.values())), None)
 
 
 def first_output(output: object, given: Sequence[object] = ()) -> Tensor | None:
@@ -115,14 +115,15 @@ def first_output(output: object, given: Sequence[object] = ()) -> Tensor | None:
     Blocks of joint attention take the image's stream before the text's and return the text's first: an output that has
     the shape of another argument than the first gives way to one that has the first's.
     """
-    found = [*_floating(output if isinstance(output, (tuple, list)) else (output,))]
-    entered = [tensor.shape for tensor in _floating(given)]
+    found = [*floating_tensors(output if isinstance(output, (tuple, list)) else (output,))]
+    entered = [tensor.shape for tensor in floating_tensors(given)]
     if found and found[0].shape in entered[1:]:
         return next((tensor for tensor in found if tensor.shape == entered[0]), found[0])
     return next(iter(found), None)
 
 
-def _floating(values: Sequence[object]) -> Iterator[Tensor]:
+def floating_tensors(values: Sequence[object]) -> Iterator[Tensor]:
+    """The floating-point tensors among values."""
     return (value for value in values if isinstance(value, Tensor) and value.is_floating_point())
 
 
@@ -214,7 +215,7 @@ def _hooked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
                     input_dtype=x.dtype,
                     output_shape=tuple(y.shape),
                     output_dtype=y.dtype,
-                    tensors=sum(1 for _ in _floating((*args, *kwargs.values()))),
+                    tensors=sum(1 for _ in floating_tensors((*args, *kwargs.values()))),
                     bare=isinstance(output, Tensor),
                     adds=frame.adds,
                     part=frame.part,

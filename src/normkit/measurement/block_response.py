@@ -205,15 +205,15 @@ class BlockResponse:
     def _feeds_attention(self, path: str) -> bool:
         """The norm's rows are heads or another width on the way to attention, or it sits in attention's own module.
 
-        Heads in a block in which no attention is seen count too: its attention may be of another kind.
+        Rows of the stream's width elsewhere are another stream's, or those of a map. Heads in a block in which no
+        attention is seen count too: its attention may be of another kind.
         """
-        entering, attentions = self._large.inputs[path], self._large.attentions
+        entering, stream, attentions = self._large.inputs[path], self._large.x, self._large.attentions
+        is_of_heads = entering.dim() == 4 > stream.dim()
         if not attentions:
-            return entering.dim() == 4 > self._large.x.dim()
+            return is_of_heads
         behind = [parent for parent, first in attentions.items() if path in first]
-        # A map whose places have become tokens is as wide as the stream.
-        is_stream = entering.numel() == self._large.x.numel() and entering.shape[-1] == self._large.x.shape[-1]
-        if not is_stream:
+        if is_of_heads or entering.shape[-1] != stream.shape[-1]:
             return bool(behind)
         return any(f"{self._sites[path].parent}.".startswith(f"{parent}.") for parent in behind)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from normkit.identification.offloading import in_memory
 from normkit.identification.sharding import is_distributed, local
 from normkit.identification.sites import NormSite
 from normkit.identification.state import buffers_kept
-from normkit.identification.tracing import first_output, first_tensor
+from normkit.identification.tracing import first_output, first_tensor, floating_tensors
 from normkit.measurement.attention import softmax_logits
 from normkit.measurement.block_response import UNKNOWN, BlockResponse, BlockSweep, median_cosine
 from normkit.measurement.facts import Placement, Role
@@ -66,12 +66,13 @@ class Replayer(Listener):
         args: tuple[object, ...],
         kwargs: dict[str, object],
         *,
+        stream: Tensor,
         scale: float,
         altered: NormSite | None,
         factor: float,
         dtype: torch.dtype,
     ) -> Replay:
-        """Call a block with the first tensor of its arguments multiplied by `scale`.
+        """Call a block with one tensor of its arguments multiplied by `scale`.
 
         A block in a type narrower than `dtype` is called on copies of its parameters and arguments in
         that type. Buffers and random number generators are left as they were, so every replay draws the
@@ -80,8 +81,6 @@ class Replayer(Listener):
         Raises:
             ReplayError: If the block raises.
         """
-        stream = first_tensor(args, kwargs)
-        assert stream is not None
         devices = [stream.device] if stream.device.type == "cuda" else []
         try:
             x = _widened(stream, dtype) * scale
@@ -97,11 +96,9 @@ class Replayer(Listener):
             raise ReplayError(str(error)) from error
         finally:
             self.current = None
-        y = first_output(output, (*args, *kwargs.values()))
+        y = first_output(output, (stream, *args, *kwargs.values()))
         assert y is not None
         replay.y = _copied(block.rows(y))
-        if replay.y.shape != replay.x.shape:
-            raise ReplayError("this process has other rows of the output than of the input")
         return replay
 
     def before_site(self, site: NormSite, x: Tensor) -> None:
@@ -139,6 +136,10 @@ def _call(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> obje
         return Context().run(functional_call, module, copies, args, kwargs)
     with buffers_kept(module):
         return Context().run(module, *args, **kwargs)
+
+
+def _median_rms(stream: Tensor) -> float:
+    return float(stream.detach().double().square().mean(-1).sqrt().nanmedian())
 
 
 def _rows(site: NormSite, tensor: Tensor, axis: int) -> Tensor:
@@ -200,7 +201,10 @@ def sweep(
     sweeper = _Sweeper(sites)
     with torch.no_grad(), observed(model, sites, blocks, [path for path, _ in model.named_modules()], sweeper):
         run()
-    # Roles of the norms outside the blocks, and the norm after the last block.
+    # Roles of the norms outside the blocks, and the norm after the last block. A module of a block's class that is no
+    # block, as where it changes the sizes, has norms of its own.
+    classes = {type(block.module) for block in blocks} - {nn.Sequential}
+    alike = tuple(f"{path}." for path, module in model.named_modules() if type(module) in classes)
     roles: dict[str, Role] = {}
     final_norm: str | None = None
     before: str | None = None
@@ -210,13 +214,11 @@ def sweep(
             continue
         after = next((later.block_list for later in sweeper.visits[index:] if not later.path), None)
         role: Role = "unknown"
-        if _in_repeated(model, visit.path):
-            pass
-        elif before is None:
-            role = "embedding" if after is not None else "unknown"
+        if before is None:
+            role = "embedding" if after is not None and not _in_repeated(model, visit.path) else "unknown"
         elif after is None and final_norm is None and (visit.reads_stream or visit.reads_part):
             role, final_norm = "final", visit.path
-        elif after not in (None, before):
+        elif after not in (None, before) and not visit.path.startswith(alike):
             # Between two stacks: the end of the first, or the beginning of the second.
             role = "final" if visit.reads_stream or visit.is_pooled else "embedding"
         roles.setdefault(visit.path, role)
@@ -248,6 +250,10 @@ class _Visit:
     """It reads something of the stream's width and another shape, such as one token a row."""
     is_pooled: bool = False
     """It reads one such row a sample."""
+
+
+# Roles of norms that do not read the stream itself, and may read another one.
+_BESIDE: Collection[Role] = ("unknown", "query-key")
 
 
 class _Sweeper(Replayer):
@@ -290,15 +296,12 @@ class _Sweeper(Replayer):
         self.sweeps[block.path] = UNKNOWN
         # The block may overwrite its input.
         self._entered = None if x is None else block.rows(local(x).detach().to("cpu", torch.float64, copy=True))
-        rms = 0.0 if self._entered is None else float(self._entered.square().mean(-1).sqrt().nanmedian())
-        if not 0 < rms < math.inf:
+        if x is None or not 0 < _median_rms(block.rows(local(x))) < math.inf:
             return
-        unit = max(1.0, 1.0 / rms)
+        stream = x
 
         def read(dtype: torch.dtype) -> bool:
-            def replay(scale: float, altered: NormSite | None, factor: float) -> Replay:
-                return self.replay(block, args, kwargs, scale=scale * unit, altered=altered, factor=factor, dtype=dtype)
-
+            replay = self._replaying(block, args, kwargs, stream, dtype)
             fingerprint = BlockResponse(self._sites, replay)
             found, roles = fingerprint.read()
             norms = [each for each in block.module.modules() if isinstance(getattr(each, "running_mean", None), Tensor)]
@@ -306,12 +309,51 @@ class _Sweeper(Replayer):
             if found.placement in ("none", "unknown") and norms and not roles:
                 found = replace(found, placement=_placed_by_batch(block, norms, lambda: replay(1000.0, None, 1.0)))
             self.sweeps[block.path] = found
-            self.roles = self.roles | roles
+            self.roles |= roles | self._roles_beside(block, args, kwargs, roles, dtype)
             return fingerprint.is_resolved
 
         # A branch that is lost in float32's rounding may be found in float64; not every block can be widened so.
         with suppress(ReplayError), in_memory(block.module):
             read(torch.float32) or read(torch.float64)
+
+    def _replaying(
+        self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object], stream: Tensor, dtype: torch.dtype
+    ) -> Callable[[float, NormSite | None, float], Replay]:
+        """Replays of a block on multiples of a stream whose root mean square is made at least 1."""
+        unit = max(1.0, 1.0 / _median_rms(block.rows(local(stream))))
+
+        def replay(scale: float, altered: NormSite | None, factor: float) -> Replay:
+            by = scale * unit
+            one = self.replay(block, args, kwargs, stream=stream, scale=by, altered=altered, factor=factor, dtype=dtype)
+            if one.y.shape != one.x.shape:
+                raise ReplayError("the output has other rows than the input, as where a process has its own")
+            return one
+
+        return replay
+
+    def _roles_beside(
+        self,
+        block: BlockCall,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        roles: Mapping[str, Role],
+        dtype: torch.dtype,
+    ) -> dict[str, Role]:
+        """Roles, beside other streams of a block, of norms that read no first one, as of text beside an image."""
+        x, found = first_tensor(args, kwargs), dict[str, Role]()
+        for other in floating_tensors((*args, *kwargs.values())):
+            left = {path for path, role in {**roles, **found}.items() if role in _BESIDE}
+            is_stream = x is not None and other.dim() == x.dim() == 3 and other.shape[-1] == x.shape[-1]
+            if not left or x is None or not is_stream or other.shape == x.shape:
+                continue
+            with suppress(ReplayError):
+                one = self.replay(block, args, kwargs, stream=other, scale=1.0, altered=None, factor=1.0, dtype=dtype)
+                # A stream may end in its last block, which reads it and returns no such rows.
+                read: dict[str, Role] = {path: "pre" for path, given in one.inputs.items() if torch.equal(given, one.x)}
+                if one.y.shape == one.x.shape and 0 < _median_rms(other) < math.inf:
+                    read = BlockResponse(self._sites, self._replaying(block, args, kwargs, other, dtype)).read()[1]
+                found |= {path: role for path, role in read.items() if path in left and role not in _BESIDE}
+        return found
 
     def after_block(self, block: BlockCall, y: Tensor, _given: object) -> None:
         if self.current is not None:
@@ -330,8 +372,10 @@ class _Sweeper(Replayer):
         x, stream = _rows(site, local(x), self._axis), self._stream
         if self.current is None and not self._in_block:
             same_shape = stream is not None and stream.shape == x.shape
-            is_part = stream is not None and not same_shape and x.numel() <= stream.numel()
-            reads_part = is_part and stream is not None and stream.shape[-1] == x.shape[-1]
+            # A map of more rows is another stage's, as on the way up of a UNet.
+            reads_part = (
+                stream is not None and not same_shape and stream.shape[-1] == x.shape[-1] and x.numel() < stream.numel()
+            )
             self.visits.append(
                 _Visit(
                     path=site.path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from normkit.measurement.facts import BatchNorm
-from normkit.rules.batch_norms import FEWEST_SAMPLES, NO_STATISTICS, NOISE, is_of_samples
+from normkit.rules.batch_norms import FEWEST_SAMPLES, NO_STATISTICS, NOISE, is_of_samples, moved
 from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
 from normkit.rules.rule import Case, NotChecked, Outcome, Rule, hit
@@ -18,6 +18,8 @@ _CHANGE = math.sqrt(0.5)
 # Statistics of the training's own data differ by what sampling does: five trained networks have 0.5 to 1.7 times that,
 # three whose last data were sorted 5 to 22 times.
 _NOTED, _CLEAR = 0.4, 4.0
+# The same for the statistics of one norm: those of the three have 4 times and more.
+_FURTHER = 3.0
 # sqrt(2 / 32): a batch of 32 vectors, the smallest usual one, has a variance that is off by as much.
 _VARIANCE = 0.25
 _FEWEST_ROWS = 64
@@ -75,7 +77,10 @@ def other_output(facts: Facts) -> Outcome:
     if modes.decided > 0:
         words += f"; the largest entry is another one for {percent(modes.decided)} of them"
     severity: Severity = "warning" if is_of_samples(modes) and change > _CHANGE else "note"
-    cases = [Case("", severity, words, name="the model")]
+    cases = [Case("", severity, words, math.inf, name="the model")]
+    for norm in facts.batch_norms:
+        if norm.is_gathered and norm.rows >= _FEWEST_ROWS and norm.change > _FURTHER * norm.sampling:
+            cases.append(Case(norm.path, severity, moved(norm), norm.change))
     return hit(cases, f"the output moves by {percent(change)} of what tells samples apart")
 
 

@@ -117,7 +117,8 @@ def growing_stream(facts: Facts) -> Outcome:
     """Variance of the stream in the later half of the depth; one block that adds far more than any other."""
     if not facts.blocks:
         return NotChecked("no repeated blocks were found")
-    if growing := _growing_run(facts.blocks):
+    depths = _depths(facts.blocks)
+    if growing := next(filter(None, map(_growing_run, depths)), None):
         first, last, slope = growing[0], growing[-1], _slope(_log_variances(growing))
         start, end = first.stream_in.rms_median, last.stream_out.rms_median
         return Hit(
@@ -135,9 +136,13 @@ def growing_stream(facts: Facts) -> Outcome:
     if len(added) < _FEWEST_BLOCKS or not all(math.isfinite(value) for value in added):
         return None
     huge = facts.blocks[added.index(max(added))]
-    # Stages of several widths add to streams of their own.
-    width = huge.stream_out.features
-    alike = [value for value, block in zip(added, facts.blocks, strict=True) if block.stream_out.features == width]
+    # An encoder and a decoder add to streams of their own, and so do stages of several widths.
+    depth, width = next(each for each in depths if huge in each), huge.stream_out.features
+    alike = [
+        value
+        for value, block in zip(added, facts.blocks, strict=True)
+        if block in depth and block.stream_out.features == width
+    ]
     *_, second, largest = 0.0, *sorted(alike)
     if not largest > _HUGE * second > 0:
         return None
@@ -151,6 +156,26 @@ def growing_stream(facts: Facts) -> Outcome:
             "negligible",
         ),
     )
+
+
+def _depths(blocks: Sequence[Block]) -> list[list[Block]]:
+    """The blocks of each stream: of a list that does not go on with what the block before it returned, by themselves.
+
+    So encoder and decoder are a depth each, and the stages of one width are one.
+    """
+    depths: list[list[Block]] = []
+    for block in blocks:
+        last = depths[-1][-1] if depths else None
+        is_next = last is not None and (
+            block.path.rpartition(".")[0] == last.path.rpartition(".")[0]
+            or (block.stream_in.rms_median, block.stream_in.absmax)
+            == (last.stream_out.rms_median, last.stream_out.absmax)
+        )
+        if is_next:
+            depths[-1].append(block)
+        else:
+            depths.append([block])
+    return depths
 
 
 def _growing_run(blocks: Sequence[Block]) -> Sequence[Block]:

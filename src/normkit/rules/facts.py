@@ -244,12 +244,16 @@ class Majority:
         return f"the majority of the norms like it ({number})"
 
 
+def _tail(path: str) -> str:
+    """The end of the path's place: the list, its member and the norm."""
+    return ".".join(place_of(path).rsplit(".", 3)[-3:])
+
+
 def majorities(sites: Collection[Site], unrecognised: Iterable[str], open_at: Collection[str]) -> dict[str, Majority]:
     """The norms that differ from nearly all similar norms, by path, with the formula of those.
 
     Similar norms have the same name in the other blocks. Where these are fewer than three, similar norms have the role,
-    the width and the class of the norm itself or of one of these; a norm whose formula two more norms of its own name
-    and class have, wherever they are, differs by design.
+    the width and the class of the norm itself or of one of these.
 
     Args:
         sites: Norms whose specs are known.
@@ -260,10 +264,6 @@ def majorities(sites: Collection[Site], unrecognised: Iterable[str], open_at: Co
     def kind(site: Site) -> tuple[str, int, str]:
         return site.role, site.input.features, site.class_name
 
-    def signature(site: Site) -> tuple[str, str, NormSpec]:
-        return site.path.rpartition(".")[2], site.class_name, site.spec
-
-    namesakes = Counter(map(signature, sites))
     by_path: Mapping[str, Site] = {site.path: site for site in sites}
     found = {}
     for path in (*by_path, *unrecognised):
@@ -277,9 +277,8 @@ def majorities(sites: Collection[Site], unrecognised: Iterable[str], open_at: Co
         spec, agreeing = next(iter(counts.most_common(1)), (None, 0))
         if spec is None or agreeing < max(_FEWEST, _MOST * len(like)):
             continue
-        # Two norms of one place that agree do so by design.
-        if own is None or (own.spec != spec and own.spec not in {site.spec for site in named}):
-            if own is not None and like is not named and namesakes[signature(own)] >= _FEWEST:
-                continue
+        # Two norms of one place that agree do so by design, and so do those of one name in lists of one name.
+        agreed = {site.spec for site in sites if site.path != path and _tail(site.path) == _tail(path)}
+        if own is None or (own.spec != spec and own.spec not in agreed):
             found[path] = Majority(spec=spec, agreeing=agreeing, others=len(like))
     return found

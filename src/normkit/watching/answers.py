@@ -12,6 +12,7 @@ from normkit.measurement.history import FEWEST, WINDOW, jumps, too_large, update
 from normkit.measurement.training import CUT, Answer, Origin, Series, Training, Verdict
 from normkit.rules.data import described
 from normkit.rules.depth import start_of
+from normkit.rules.facts import stacks
 from normkit.rules.finding import Finding
 from normkit.text import counted, percent, shortened
 from normkit.watching.onset import EXPLODED_LOGITS, pairs
@@ -206,10 +207,11 @@ def _start(findings: Sequence[Finding], blocks: Sequence[Block], training: Train
         return "unknown", "The number of entries of the output is not known, so its loss cannot be judged.", ()
     uniform = math.log(training.vocabulary)
     detail = f"The first loss is {loss:.3g}, {loss / uniform:.3g} times log({training.vocabulary}) = {uniform:.3g}."
-    streams = [series.values[0] for series in training.of("stream rms") if series.steps[:1] == (0,)]
-    if len(streams) > 1 and len(blocks) > 1:
-        first, last = (f"{streams[place]:.3g}" for place in (0, -1))
-        detail += f" The stream's rms goes from {first} behind the first block to {last} behind the last."
+    streams = {each.path: each.values[0] for each in training.of("stream rms") if each.steps[:1] == (0,)}
+    for depth in stacks(streams) if len(blocks) > 1 else ():
+        if len(depth) > 1:
+            first, last = (f"{streams[path]:.3g}" for path in (depth[0], depth[-1]))
+            detail += f" The stream's rms goes from {first} behind {depth[0]} to {last} behind {depth[-1]}."
     return "no", detail, ()
 
 
