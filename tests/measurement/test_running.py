@@ -7,7 +7,7 @@ from torch import nn
 
 from normkit import inspect
 from normkit.errors import InputError
-from normkit.measurement.running import arguments, first_tokens, rows, runner, token_ids, token_mask, vocabulary
+from normkit.measurement.running import arguments, first_tokens, fitted, rows, runner, token_ids, token_mask, vocabulary
 from normkit.study import Transformer, TransformerConfig
 
 
@@ -125,3 +125,17 @@ def test_parts_of_a_batch():
     assert (second["ids"].tolist(), second["options"]["lengths"].tolist()) == ([IDS[1].tolist()], [6])
     assert bool(first_tokens(batch)["options"]["attention_mask"].all())
     assert runner(Anything(), {0: IDS.float()[:, None].expand(-1, 8, -1).mT, 1: 1.0})().shape == (2, 6, 8)
+
+
+def test_one_tensor_goes_first_in_a_model_that_has_another_name_for_it():
+    """A class of transformers took timm's `x` among its keywords, and had no image then."""
+
+    class Seeing(nn.Module):
+        def forward(self, pixel_values=None, **options):
+            return options.get("pixels", pixel_values)
+
+    image = torch.randn(2, 3, 4, 4)
+    assert [*fitted(Seeing(), {"x": image})] == [0]
+    assert runner(Seeing(), fitted(Seeing(), {"x": image}))() is image
+    assert [*fitted(Seeing(), {"pixel_values": image})] == ["pixel_values"]
+    assert [*fitted(Seeing(), {"x": image, "scale": 2.0})] == ["x", "scale"]

@@ -97,13 +97,16 @@ def arguments(model: nn.Module, given: Any) -> Batch:
 
 
 def fitted(model: nn.Module, batch: Batch) -> Batch:
-    """The batch as the model takes it: token ids go first where it has another name for them, media in its dtype.
+    """The batch as the model takes it: token ids, or the only argument, go first where it has another name for them.
+
+    Media come in its dtype.
 
     Raises:
         InputError: If it takes no argument of some other name.
     """
     parameters = [*signatures.signature(model.forward).parameters.values()]
-    names, ids = [each.name for each in parameters], name_of_ids(batch)
+    names = [each.name for each in parameters]
+    ids = name_of_ids(batch) or (next(iter(batch)) if len(batch) == 1 else None)
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     is_named = ids is None or ids in names or 0 in batch
     if is_named or not parameters or parameters[0].kind is not parameters[0].POSITIONAL_OR_KEYWORD:
