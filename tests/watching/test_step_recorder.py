@@ -81,6 +81,16 @@ def test_a_gradient_that_is_missing_is_none():
     assert embedding.update_ratio == 0
 
 
+def test_what_a_frozen_parameter_holds_of_the_training_before_is_no_gradient():
+    """B8 warned of batch norms that were frozen for fine-tuning: no optimizer cleared their gradients any more."""
+    run = Run()
+    weight = run.model.norm.weight.requires_grad_(False)
+    weight.grad = torch.ones_like(weight)
+    run.optimizer = torch.optim.SGD([each for each in run.model.parameters() if each.requires_grad], lr=1e-2)
+    parameters = run.go().watch.inspection().training.parameters
+    assert next(each for each in parameters if each.path == "norm.weight").gradient_steps == 0
+
+
 @pytest.mark.parametrize("limit", [0.0, math.inf])
 def test_small_moments_are_those_below_ten_times_eps(limit: float):
     run = Run()

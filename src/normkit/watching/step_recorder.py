@@ -221,7 +221,12 @@ class StepRecorder:
             self.tables["loop"][place] = self.loop.finished()
 
     def _gradient(self, index: int, parameter: Tensor) -> Tensor | None:
-        """A parameter's gradient; None where its layout differs, as that of partial sums that an optimizer takes."""
+        """A parameter's gradient; None where its layout differs, as that of partial sums that an optimizer takes.
+
+        None of a frozen one, too, which may still hold a gradient of the training before.
+        """
+        if not parameter.requires_grad:
+            return None
         placements = getattr(parameter, "placements", None)
         if placements is None or parameter.grad is None:
             return parameter.grad
