@@ -67,6 +67,7 @@ EXTRA_TESTS = {
     "census/test_finds.py": "census/finds and docs/wild/reports",
     "census/test_media_families.py": "census/media_families.py",
     "census/test_norm_classes.py": "census/norm_classes.py",
+    "census/test_planted_families.py": "census/planted/table.py",
     "census/test_ports_page.py": "census/ports_page.py",
     "census/test_recorded_rows.py": "census/recorded_rows.py",
     "census/test_report_picture.py": "census/report_picture.py",

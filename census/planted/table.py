@@ -14,6 +14,7 @@ from pathlib import Path
 
 DRAWS = ("first", "second", "third", "fourth")
 RESULTS = Path(__file__).resolve().parent / "results"
+CLEAN = {"right": "no finding", "right, with a note": "a note"}
 ORDER = ("found first", "found later", "misplaced", "misnamed", "missed", "silent", "crash")
 
 
@@ -77,10 +78,11 @@ def main() -> None:
             print(f"| {family} | | | | | {verdicts[identifier]['verdict']} |")
             continue
         rows = Counter(site["row"] for site in document["sites"] if site["row"])
+        norms, batch_norms, verdict = len(document["sites"]), len(document["batch_norms"]), verdicts[identifier]["verdict"]
         print(
-            f"| {family} | {len(document['sites'])} of {said['sites']} | {len(document['batch_norms'])} of "
-            f"{said['batch_norms'] or 0} | {placements(document)} | {', '.join(row for row, _ in rows.most_common())} | "
-            f"{verdicts[identifier]['verdict']} |"
+            f"| {family} | {norms} of {said['sites']} | {batch_norms}"
+            f"{'' if said['batch_norms'] is None else ' of ' + str(said['batch_norms'])} | {placements(document)} | "
+            f"{', '.join(row for row, _ in rows.most_common())} | {CLEAN.get(verdict, verdict)} |"
         )
 
 
