@@ -6,20 +6,25 @@ python census/folding.py --check    say whether it is up to date
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import itertools
 import math
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from folding_cases import difference, results
+from normkit.checkpoint.folding import fold as fold_checkpoint
 from normkit.checkpoint.limits import LIMITS, by_limit
+from normkit.checkpoint.loading import load
 from normkit.checkpoint.memory import fold
-from normkit.checkpoint.opening import open_model
+from normkit.checkpoint.migration import asked_scales
+from normkit.checkpoint.opening import open_checkpoint, open_model
 from normkit.checkpoint.plan import ALL, FoldPlan, Refusal
 from normkit.checkpoint.planning import make_plan
 from normkit.models.family import declared_types
@@ -52,14 +57,15 @@ two sizes alike. All operations of `--ops all` are asked for at once, with the h
 - **values**: attentions whose value bias moved behind them.
 - **scale**, **rotate**: whether the residual stream can be halved, and rotated, each asked for alone; of those that can
   not, the reasons stand below.
-- `migrate` may divide the gains that `gain` and `final` may fold; `exponent` moves powers of two out of the same.
-  `unoffset` makes a Gemma 1 a Granite, and is refused for the others with stored offsets.
-- **error**: the largest difference of a logit or an embedding in float64, with nothing on the way rounded to less;
-  logits reach 0.3 to 10. Given as the next power of ten above it, from 1e-13 on: what is below depends on the order
-  of sums.
+- **migrate**: gains that were divided by scales, drawn at random; `exponent` moves powers of two out of the same.
+- **unoffset**: the stock family with plain gains, loaded from disk and run; "no" where none computes the same, "-"
+  where gains are plain already.
+- **error**: the largest difference of a logit or an embedding in float64, of all of these folds, with nothing on the
+  way rounded to less; logits reach 0.3 to 10. Given as the next power of ten above it, from 1e-13 on: what is below
+  depends on the order of sums.
 
-| model | gains | biases | centred | RMS | values | scale | rotate | error |
-|---|---|---|---|---|---|---|---|---|
+| model | gains | biases | centred | RMS | values | scale | rotate | migrate | unoffset | error |
+|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 LIMITED = """
@@ -103,24 +109,48 @@ def main() -> None:
 
 def examined(name: str) -> tuple[str, str]:
     """The row of one model, and what is left of it."""
-    model, inputs = tiny(name, tied=False if False in RECIPES[name].ties else None)
-    before = results(model, inputs)
-    streams = {"scale": streamed(model, "scale", halvings=3), "rotate": streamed(without_zero_gains(name), "rotate")}
-    plan = fold(model, operations=ALL, untie=True).plan
-    error = difference(before, results(model, inputs))
+    model, inputs = drawn(name)
+    scaled, scale = streamed(model, inputs, "scale", halvings=3)
+    rotated, rotate = streamed(without_zero_gains(name), inputs, "rotate")
+    migrated, migrate = migration(name)
+    plain, unoffset, against = unoffsetting(name)
+    folded, plan = changed(model, inputs, operations=ALL)
+    error = max(scaled, rotated, migrated, plain, folded)
     cells = (
         *counts(plan),
         values(plan),
-        *("no" if each else "yes" for each in streams.values()),
+        *("no" if each else "yes" for each in (scale, rotate)),
+        migrate,
+        unoffset,
         f"< 1e{max(-13, math.ceil(math.log10(error or 1e-13)))}",
     )
-    refused = dataclasses.replace(plan, refusals=(*plan.refusals, *itertools.chain(*streams.values())))
+    refused = dataclasses.replace(plan, refusals=(*plan.refusals, *scale, *rotate, *against))
     return f"| {title(name)} | {' | '.join(cells)} |", left(refused)
+
+
+def drawn(name: str) -> tuple[Any, dict[str, Tensor]]:
+    """The model of a recipe with its head untied, if it has one."""
+    return tiny(name, tied=False if False in RECIPES[name].ties else None)
+
+
+def changed(model: Any, inputs: dict[str, Tensor], **choices: Any) -> tuple[float, FoldPlan]:
+    """What a fold of a copy of a model changes of its results; 0 where all is refused."""
+    opened, folded = open_model(model), copy.deepcopy(model)
+    plan = make_plan(
+        opened,
+        untie=True,
+        **{key: value for key, value in choices.items() if key != "scales"},
+        scales=asked_scales(choices.get("scales")),
+    )
+    if not any(edit.relation != "identical" for edit in plan.edits):
+        return 0.0, plan
+    fold(folded, untie=True, **choices)
+    return difference(results(model, inputs), results(folded, inputs)), plan
 
 
 def without_zero_gains(name: str) -> Any:
     """The model of a recipe; a gain of zero beside a bias cannot leave a norm whose reader has no bias."""
-    model, _ = tiny(name, tied=False if False in RECIPES[name].ties else None)
+    model, _ = drawn(name)
     with torch.no_grad():
         for norm in norms(model).values():
             if getattr(norm, "weight", None) is not None:
@@ -128,12 +158,46 @@ def without_zero_gains(name: str) -> Any:
     return model
 
 
-def streamed(model: Any, operation: str, **options: int) -> tuple[Refusal, ...]:
-    """Why the residual stream of a model cannot be scaled or rotated; nothing if it can."""
-    opened = open_model(model)
-    heads = {attention.name for attention in opened.graph.attentions}
-    refusals = make_plan(opened, operations=[operation], untie=True, **options).refusals
-    return tuple(each for each in refusals if each.operation == operation and each.place not in heads)
+def streamed(
+    model: Any, inputs: dict[str, Tensor], operation: str, **options: int
+) -> tuple[float, tuple[Refusal, ...]]:
+    """What scaling or rotating changes of the results, and why the stream cannot be; nothing if it can."""
+    heads = {attention.name for attention in open_model(model).graph.attentions}
+    error, plan = changed(model, inputs, operations=[operation], **options)
+    return error, tuple(each for each in plan.refusals if each.operation == operation and each.place not in heads)
+
+
+def migration(name: str) -> tuple[float, str]:
+    """What gains divided by random scales change, and how many of those that there are were divided."""
+    model, inputs = drawn(name)
+    generator = torch.Generator().manual_seed(7)
+    graph, state = open_model(model).graph, model.state_dict()
+    scales = {
+        norm.name: torch.exp2(6 * torch.rand(len(state[norm.weight]), generator=generator, dtype=torch.float64) - 3)
+        for norm in graph.norms
+        if norm.weight is not None and graph.readers(norm.gives)
+    }
+    if not scales:
+        return 0.0, "-"
+    error, plan = changed(model, inputs, operations=["migrate"], scales=scales)
+    fates = [norm.gain for norm in plan.norms if norm.gain != "none"]
+    return error, f"{fates.count('scaled')} of {len(fates)}"
+
+
+def unoffsetting(name: str) -> tuple[float, str, tuple[Refusal, ...]]:
+    """What plain gains in another class change, the family of that class, and why there is none."""
+    model, inputs = drawn(name)
+    if not any(norm.offset for norm in open_model(model).graph.norms):
+        return 0.0, "-", ()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(f"{folder}/source")
+        with open_checkpoint(Path(folder, "source")) as opened:
+            plan = make_plan(opened, operations=["unoffset"])
+        if not any(edit.relation != "identical" for edit in plan.edits):
+            return 0.0, "no", plan.refusals
+        fold_checkpoint(f"{folder}/source", f"{folder}/plain", operations=["unoffset"])
+        made = load(f"{folder}/plain").eval()
+    return difference(results(model, inputs), results(made, inputs)), str(made.config.model_type), ()
 
 
 def title(name: str) -> str:

@@ -90,6 +90,7 @@ EXTRA_TESTS = {
     "checkpoint/test_writing.py": "the weights of a fold: threads, memory, interrupts and full disks",
     "checkpoint/test_families.py": "every family of normkit.models, folded in memory and on disk",
     "models/test_mutations.py": "readers and writers of every family's file, dropped one by one",
+    "models/test_joined_rows.py": "rows side by side, exchanged axes and lists that count, as families have them",
     "conversion/test_models.py": "whole models of transformers and PyTorch",
     "docs/test_build_site.py": "docs/building",
     "docs/test_rule_examples.py": "docs/building/rule_examples.toml",

@@ -23,7 +23,7 @@ def inputs_of(model: Any, generator: torch.Generator) -> dict[str, Tensor]:
     config = model.config
     text = config.get_text_config()
     image = getattr(config, "vision_config", config)
-    if model.config.model_type.startswith("qwen2") and hasattr(config, "vision_config"):
+    if config.model_type.startswith("qwen") and hasattr(config, "vision_config"):
         # One image a row, of two by four patches, of which four make a token.
         marked = torch.tensor([[4, 6, 6, 3]]).expand(ROWS, -1)
         grid = torch.tensor([[1, 2, 4]]).expand(ROWS, -1)
@@ -42,9 +42,20 @@ def inputs_of(model: Any, generator: torch.Generator) -> dict[str, Tensor]:
         model
     ).__name__:
         return pixels
-    if config.model_type == "gemma3":
-        marked = torch.full((ROWS, config.mm_tokens_per_image), config.image_token_index)
-        return {"input_ids": torch.cat([ids(TOKENS - 4).clamp(min=7), marked], dim=1), **pixels}
+    if hasattr(config, "image_token_id") or hasattr(config, "image_token_index"):
+        # One image a row, before and behind which are tokens of text.
+        patches = (image.image_size // image.patch_size) ** 2
+        if config.model_type in ("idefics3", "smolvlm"):
+            pixels, patches = {"pixel_values": pixels["pixel_values"].unsqueeze(1)}, patches // config.scale_factor**2
+        if config.model_type == "llava_onevision":
+            # The whole image and one piece of it, each of whose rows ends with a learned one.
+            pixels = {"pixel_values": numbers(2, 3, 8, 8), "image_sizes": torch.tensor([[8, 8]] * ROWS)}
+            patches = patches + patches + image.image_size // image.patch_size
+        marked = torch.full((ROWS, patches), config.image_token_id)
+        tokens = torch.cat([ids(3).clamp(min=7), marked, ids(4).clamp(min=7)], dim=1)
+        # As its processor gives it: without it, its two ways of attention look at other tokens.
+        kinds = {"token_type_ids": torch.zeros_like(tokens)} if config.model_type == "paligemma" else {}
+        return {"input_ids": tokens, **kinds, **pixels}
     if model.main_input_name == "input_values":
         return {"input_values": numbers(50)}
     if model.main_input_name == "input_features":
@@ -57,6 +68,10 @@ def inputs_of(model: Any, generator: torch.Generator) -> dict[str, Tensor]:
         inputs["attention_mask"][1, -1] = 0
     if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids(TOKENS - 3)
-    if "token_type_ids" in inspect.signature(model.forward).parameters and hasattr(config, "type_vocab_size"):
+    if config.model_type in ("bart", "mbart"):
+        # One class takes the mask of the encoder for the decoder, another reads the last state of a row's end.
+        inputs["decoder_input_ids"] = ids(TOKENS)
+        inputs["input_ids"][:, -2] = config.eos_token_id
+    if "token_type_ids" in inspect.signature(model.forward).parameters and getattr(config, "type_vocab_size", 0):
         inputs["token_type_ids"] = torch.randint(config.type_vocab_size, (ROWS, TOKENS), generator=generator)
     return inputs

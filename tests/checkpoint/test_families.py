@@ -307,6 +307,10 @@ def test_what_is_read_without_a_norm_a_t5_and_a_class_without_a_head_stay():
         ("gemma2", "gain", "against_folding"),
         ("qwen3", "gain", "against_folding"),
         ("bloom", "rms", "against_rms"),
+        ("qwen3_vl", "centre", "against_centring"),
+        ("jamba", "gain", "against_folding"),
+        ("wavlm_stable", "gain", "against_folding"),
+        ("llava", "centre", "against_centring"),
     ],
 )
 def test_what_is_refused_would_change_the_scores(family, operation, condition, monkeypatch):
@@ -333,7 +337,9 @@ def test_dropout_is_told_and_refused_for_training(family):
     model, _ = tiny(family)
     declared = declared_family(model.config.model_type).config.dropout
     # Dropout before a classifier's own map lies behind all that is folded.
-    rates = {key for key in config_of(model) if "drop" in key} - {"classifier_dropout", "summary_first_dropout"}
+    rates = {key for key in config_of(model) if "drop" in key} - {
+        *("classifier_dropout", "classifier_dropout_prob", "summary_first_dropout")
+    }
     assert rates <= set(declared)
     for key in declared:
         model, _ = tiny(family, **{key: 0.1})

@@ -25,7 +25,8 @@ NARROW = (torch.float32, torch.float16, torch.bfloat16)
 # These round nothing but the angles of their positions, if anything.
 EXACT = {"gpt2", "bert", "whisper", "falcon", "falcon_two_norms", "falcon_one_norm", "falcon_sequential"}
 EXACT |= {"roberta", "xlm-roberta", "camembert", "mpnet", "distilbert", "electra", "electra_wide"}
-EXACT |= {"wav2vec2", "wav2vec2_stable"}
+EXACT |= {"wav2vec2", "wav2vec2_stable", "hubert", "hubert_stable", "wavlm", "wavlm_stable", "deberta-v2", "albert"}
+EXACT |= {"bart", "mbart", "dinov2", "dinov2_gated"}
 
 
 class Spy(TorchDispatchMode):

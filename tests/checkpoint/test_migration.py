@@ -30,7 +30,8 @@ def drawn(model: Any, seed: int = 0) -> dict[str, Tensor]:
     found = {}
     for norm in graph.norms:
         if readers := graph.readers(norm.gives):
-            size = state[readers[0].tied_to or readers[0].weight].shape[readers[0].in_axis]
+            reader = state[readers[0].tied_to or readers[0].weight]
+            size = state[norm.weight].numel() if norm.weight else reader.shape[readers[0].in_axis]
             found[norm.name] = torch.exp2(6 * torch.rand(size, generator=generator, dtype=torch.float64) - 3)
     return found
 

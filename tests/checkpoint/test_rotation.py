@@ -23,13 +23,18 @@ from tiny_models import RECIPES, gain_offset, norms, tiny
 
 REFUSED = {
     **dict.fromkeys(
-        ("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert", "electra_wide"),
+        ("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert", "electra_wide", "deberta-v2"),
         "its output is added to the attention sum.0, where no gain can leave it",
     ),
     **dict.fromkeys(
-        ("wav2vec2", "wav2vec2_stable"),
+        ("wav2vec2", "wav2vec2_stable", "hubert", "hubert_stable", "wavlm", "wavlm_stable", "albert", "bart", "mbart"),
         "it stays a LayerNorm, and the mean that it takes out does not turn with its input",
     ),
+    **dict.fromkeys(
+        ("dinov2", "dinov2_gated", "beit"),
+        "it stays a LayerNorm, and the mean that it takes out does not turn with its input",
+    ),
+    "paligemma_2": "its output is added to the residual, where no gain can leave it",
     "olmo3": "its output is added to the residual, where no gain can leave it",
     "electra": "it stays a LayerNorm, and the mean that it takes out does not turn with its input",
     "clip_text": "no gain commutes with a rotation: its output is what CLIPTextModelWithProjection returns",

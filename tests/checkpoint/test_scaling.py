@@ -28,11 +28,18 @@ REFUSED = {
     "opt_post_norm": "stands in the code of its class",
     "whisper": "stands in the code of its class",
     "distilbert": "stands in the code of its class",
+    "bart": "stands in the code of its class",
+    "mbart": "stands in the code of its class",
     "clip_vision": "CLIPVisionModelWithProjection returns the residual",
     **dict.fromkeys(
         (*ENCODERS, "siglip_vision", "qwen3_next", "qwen3_5_text", "wav2vec2", "wav2vec2_stable"),
         "normalizes no sum of linear maps",
     ),
+    **dict.fromkeys(
+        ("hubert", "hubert_stable", "wavlm", "wavlm_stable", "deberta-v2", "albert"), "normalizes no sum of linear maps"
+    ),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), "normalizes no sum of linear maps"),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_latent"), "normalizes no sum of linear maps"),
     "modernbert": "normalizes no sum of linear maps",
     "modernbert_bias": "normalizes no sum of linear maps",
 }
@@ -44,8 +51,8 @@ def halved(family: str, halvings: int = 3, operations: tuple[str, ...] = ("scale
     before = results(model, inputs)
     untie = options.get("tied") is None
     if family in REFUSED:
-        (refusal,) = plan_of(model, "scale", halvings=halvings, untie=untie).refusals
-        assert REFUSED[family] in refusal.reason
+        said = [refusal.reason for refusal in plan_of(model, "scale", halvings=halvings, untie=untie).refusals]
+        assert any(words in reason for reason in said for words in (REFUSED[family], "stands between"))
         return 0.0
     fold(model, operations=operations, halvings=halvings, untie=untie)
     return difference(before, results(model, inputs))

@@ -51,6 +51,22 @@ def test_a_gain_in_all_readers_is_folded(dtype: torch.dtype) -> None:
     assert found.relation.words == "all 1: folded into q_proj, k_proj, v_proj"
 
 
+def test_a_matrix_that_holds_an_uneven_gain_is_compared_with_the_gain_in_the_reference() -> None:
+    held = tensors()
+    signs = torch.where(torch.arange(len(held[GAIN])) % 2 == 0, 1.0, -1.0)
+    held[GAIN] = signs * torch.logspace(-1, 1, len(signs))
+    reference = replace(weights_of(held), settings=weights_of(FOLDER).settings, runtime="transformers")
+    port = held | {GAIN: torch.ones_like(held[GAIN])} | {name: held[name] * held[GAIN] for name in READERS}
+    found = compare_values(replace(weights_of(port), runtime="transformers", architecture="llama"), reference)
+    assert next(each for each in found.tensors if each.name == GAIN).relation.kind == "folded"
+    assert not found.others.matrices
+    # Another matrix whose columns are as long is told still.
+    drawn = torch.randn(port[READERS[2]].shape, generator=torch.Generator().manual_seed(0))
+    port[READERS[2]] = drawn * port[READERS[2]].norm(dim=0) / drawn.norm(dim=0)
+    found = compare_values(replace(weights_of(port), runtime="transformers", architecture="llama"), reference)
+    assert found.others.matrices == {READERS[2]: "unrelated"}
+
+
 def test_readers_whose_rows_are_in_another_order_show_it_by_their_columns() -> None:
     found = value(folded(order=True))
     assert (found.relation.kind, found.is_right) == ("folded", True)

@@ -109,7 +109,7 @@ def cases(model_type: str, folder: Path) -> Iterator[Case]:
     """Every recipe of a family, what its flags change, its other classes, and the names that it has on disk."""
     recipes = [recipe for recipe in RECIPES if tiny(recipe)[0].config.model_type == model_type]
     for recipe in recipes:
-        yield Case(*tiny(recipe, tied=False if RECIPES[recipe].ties else None))
+        yield Case(*tiny(recipe, tied=False if False in RECIPES[recipe].ties else None))
     for recipe, flags in FLAGS:
         if recipe in recipes:
             yield Case(*tiny(recipe, **flags))
@@ -120,7 +120,7 @@ def cases(model_type: str, folder: Path) -> Iterator[Case]:
                 inputs = {key: value.unsqueeze(1) for key, value in inputs.items()}
             yield Case(model, inputs)
     for recipe in recipes:
-        yield Case(*tiny(recipe, tied=False if RECIPES[recipe].ties else None), folder / recipe)
+        yield Case(*tiny(recipe, tied=False if False in RECIPES[recipe].ties else None), folder / recipe)
 
 
 def without_effect(graph: Graph, changed: Graph) -> bool:

@@ -37,7 +37,7 @@ from normkit.checkpoint.plan import (
 )
 from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder, fits
 from normkit.checkpoint.reader import TORCH, Source
-from normkit.models.graph import Attention, Graph, Norm
+from normkit.models.graph import Attention, Graph, Linear, Norm
 
 # Matrices of which a part is read before a fold.
 _SAMPLED = 24
@@ -73,8 +73,7 @@ def move_affine(context: FoldContext, builder: PlanBuilder, norm: Norm) -> NormC
     moves_gain = wants_gain and gain is not None and int((gain != 1).sum()) > len(kept)
     if moves_gain:
         factor = Gain(weight=str(norm.weight), offset=norm.offset, kept=kept)
-        for reader in readers:
-            builder.multiply(reader.weight, reader.in_axis, factor)
+        _multiply(context, builder, readers, factor)
         builder.set_vector(factor.weight, Constant(value=1.0 - norm.offset, kept=kept))
         if has_bias and not folds_bias:
             builder.set_vector(str(norm.bias), Quotient(gain=factor))
@@ -82,8 +81,9 @@ def move_affine(context: FoldContext, builder: PlanBuilder, norm: Norm) -> NormC
         for reader in readers:
             if reader.bias is not None:
                 matrix = reader.weight if reader.weight in context.source.tensors else str(reader.tied_to)
-                moved = Product(matrix=matrix, in_axis=reader.in_axis, vector=Reference(name=str(norm.bias)))
-                builder.add(reader.bias, moved)
+                times = _times(context, reader, str(norm.bias))
+                vector = Reference(name=str(norm.bias), heads=1 if times else 0, repeat=times or 1)
+                builder.add(reader.bias, Product(matrix=matrix, in_axis=reader.in_axis, vector=vector))
         builder.set_vector(str(norm.bias), Constant(value=0.0))
     if wants_bias and has_bias and lacking:
         stays = "stays in the norm, divided by the gain" if moves_gain else "stays in the norm"
@@ -143,8 +143,7 @@ def move_in_part(
         return NormChange(name=norm.name, gain="left", bias=_fate(bias, has_bias, None), reasons=(reason,))
     factor = replace(factor, kept=kept)
     readers = context.graph.readers(norm.gives)
-    for reader in readers:
-        builder.multiply(reader.weight, reader.in_axis, factor)
+    _multiply(context, builder, readers, factor)
     builder.set_vector(weight, Mantissa(gain=factor))
     if has_bias:
         builder.set_vector(str(norm.bias), Quotient(gain=factor))
@@ -155,6 +154,19 @@ def move_in_part(
         readers=tuple(reader.name for reader in readers),
         kept=kept,
     )
+
+
+def _multiply(context: FoldContext, builder: PlanBuilder, readers: Sequence[Linear], factor: Gain) -> None:
+    """Multiply the columns of the readers by a gain."""
+    for reader in readers:
+        times = _times(context, reader, factor.weight)
+        builder.multiply(reader.weight, reader.in_axis, replace(factor, times=times))
+
+
+def _times(context: FoldContext, reader: Linear, vector: str) -> int | None:
+    """How many rows a map reads side by side; None if it reads one."""
+    size = context.vector(vector).numel()
+    return context.source.tensors[reader.weight].shape[reader.in_axis] // size if reader.is_joined else None
 
 
 def expected_rounding(edits: Sequence[Edit], source: Source) -> tuple[float, int]:

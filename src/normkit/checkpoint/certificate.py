@@ -128,7 +128,7 @@ class Certificate:
         try:
             if len(content) > _LARGEST:
                 raise ModelError(f"it has more than {_LARGEST:,} bytes")
-            return _certificate(parse_json(content))
+            return certificate_of(parse_json(content))
         except (InputError, ModelError) as error:
             raise ModelError(
                 f"{folder / CERTIFICATE} is no certificate of a fold: {error}; fold the source again"
@@ -232,7 +232,7 @@ def _smallest_divisor(plan: FoldPlan, opened: OpenedFolder) -> dict[str, Any] | 
     return {"weight": name, "coordinate": place, "size": size}
 
 
-def _certificate(document: Any) -> Certificate:
+def certificate_of(document: Any) -> Certificate:
     """The certificate in a JSON document.
 
     Raises:

@@ -7,6 +7,8 @@ that file. What fits under none is an error.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +35,11 @@ DTYPES: Mapping[str, tuple[str, torch.dtype, int]] = {
 }
 """Dtype of matrices -> its name in GGUF, torch's, and the number of such a file in llama.cpp's `llama_ftype`."""
 
+FOLD = "normkit.fold"
+"""The key of what was asked for, and of what: a certificate without its plan, as JSON."""
+
+HEAD = "output.weight"
+FILE_TYPE = "general.file_type"
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Half a unit in the last place of bfloat16, of either side; blocks of two bits are a third off.
 _EXACT, _QUANTIZED = 2.0**-7, 0.4
@@ -75,12 +82,7 @@ def write_gguf(
             metadata would contradict.
         ModelError: If the metadata are of another model: a tensor has no counterpart, or is none under any arrangement.
     """
-    try:
-        import gguf
-    except ImportError:
-        raise InputError(
-            'writing GGUF needs the package gguf, which is not installed: pip install "normkit[ports]"'
-        ) from None
+    gguf = package()
     if destination.exists():
         raise InputError(f"expected no file in {destination}, found one; give another name, or remove it")
     tie = opened.graph.family.tie
@@ -89,15 +91,12 @@ def write_gguf(
         raise InputError(f"a GGUF file takes its settings from {metadata}, and this fold changes {changed[0]}")
     if plan.untie and tie is not None and "llama.cpp" in tie.ignored_by:
         raise InputError(f"llama.cpp does not read the head of a {plan.family} model; fold without --untie")
-    try:
-        reader = gguf.GGUFReader(metadata)
-    except Exception as error:  # the package raises errors of many types
-        raise ModelError(f"{metadata} is no GGUF file that can be read: {quoted(str(error))}") from error
+    reader = read(metadata)
     dtype, inner = gguf_dtypes(opened.source, dtype)
-    matched = list(_matched(gguf, reader, opened.source, metadata, opened.graph.is_tied))
+    matched = list(arranged(reader, opened.source, metadata, opened.graph.is_tied))
     with tempfile.TemporaryDirectory(dir=destination.absolute().parent, prefix=f".{destination.name}.") as above:
         folder = Path(above) / "folded"
-        write_folded(
+        certificate = write_folded(
             *(plan, opened, folder),
             untie=untie,
             dtype=inner,
@@ -109,10 +108,11 @@ def write_gguf(
         folded = CheckpointSource(folder)
         head = f"{tie.head}.weight" if tie else ""
         if plan.untie and head in folded.tensors:
-            matched.append(Matched(name="output.weight", source=head, words="as it is", arrange=_as_it_is))
+            matched.append(Matched(name=HEAD, source=head, words="as it is", arrange=_as_it_is))
         partial = Path(above) / destination.name
-        _write(gguf, reader, partial, folded, matched, dtype)
-        _check(gguf, reader, partial, folded, matched, dtype)
+        asked = dataclasses.replace(certificate, plan={}, tensors={}, reload={}, result={}, smallest_divisor=None)
+        _write(gguf, reader, partial, folded, matched, dtype, json.dumps(asked.to_json(), sort_keys=True))
+        _check(reader, partial, folded, matched, dtype)
         folded.close()
         with partial.open("rb") as file:
             os.fsync(file.fileno())
@@ -135,46 +135,110 @@ def gguf_dtypes(source: Source, asked: str) -> tuple[str, str]:
     return (own, "same") if asked in ("same", own) else (asked, "float32")
 
 
-def _matched(gguf: Any, reader: Any, source: Source, metadata: Path, is_tied: bool) -> Iterator[Matched]:
-    """The tensors of the GGUF file with those of the source, each seen to be the same."""
-    fields = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
-    architecture = str(fields.get("general.architecture", ""))
-    known = next((number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), None)
-    if known is None or fields.get("split.count", 1) not in (0, 1):
-        raise ModelError(f"expected one whole GGUF file of an architecture that gguf knows, {metadata} is none")
-    blocks, heads = int(fields[f"{architecture}.block_count"]), int(fields[f"{architecture}.attention.head_count"])
-    kv_heads = int(fields.get(f"{architecture}.attention.head_count_kv", heads))
-    names = gguf.get_tensor_name_map(known, blocks)
+def package() -> Any:
+    """The package gguf.
+
+    Raises:
+        InputError: If it is not installed.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise InputError(
+            'GGUF files need the package gguf, which is not installed: pip install "normkit[ports]"'
+        ) from None
+    return gguf
+
+
+def read(path: Path) -> Any:
+    """A reader of a GGUF file.
+
+    Raises:
+        ModelError: If it cannot be read as one.
+    """
+    try:
+        return package().GGUFReader(path)
+    except Exception as error:  # the package raises errors of many types
+        raise ModelError(f"{path} is no GGUF file that can be read: {quoted(str(error))}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Naming:
+    """How the tensors of a GGUF file are called, and how llama.cpp's converter may have arranged them."""
+
+    names: Any
+    """The table of the package gguf."""
+    heads: int
+    kv_heads: int
+
+    @classmethod
+    def of(cls, reader: Any, path: Path) -> Naming:
+        """The names by the settings of a file.
+
+        Raises:
+            ModelError: If it is not one whole file of an architecture that gguf knows.
+        """
+        gguf = package()
+        fields = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
+        architecture = str(fields.get("general.architecture", ""))
+        known = next((number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), None)
+        try:
+            blocks, heads = (int(fields[f"{architecture}.{key}"]) for key in ("block_count", "attention.head_count"))
+            kv_heads = int(fields.get(f"{architecture}.attention.head_count_kv", heads))
+        except (KeyError, ValueError, TypeError):
+            known = None
+        if known is None or min(blocks, heads, kv_heads) < 1 or fields.get("split.count", 1) not in (0, 1):
+            raise ModelError(f"expected one whole GGUF file of an architecture that gguf knows, {path} is none")
+        return cls(names=gguf.get_tensor_name_map(known, blocks), heads=heads, kv_heads=kv_heads)
+
+    def name(self, tensor: str) -> str:
+        """The name of a tensor of a checkpoint in the file; "" if the table lacks it."""
+        ending = next((each for each in (".weight", ".bias") if tensor.endswith(each)), "")
+        found = self.names.get_name(tensor.removesuffix(ending))
+        return "" if found is None else found + ending
+
+    def choices(self, name: str, shape: tuple[int, ...]) -> dict[str, Arrangement]:
+        """The arrangements that a tensor of the file may have, by their words."""
+        found: dict[str, Arrangement] = {"as it is": _as_it_is}
+        heads = self.kv_heads if ".attn_k." in name else self.heads
+        if len(shape) == 1:
+            found["1 added"] = lambda values: values.to(torch.float64) + 1.0
+        if (".attn_q." in name or ".attn_k." in name) and shape[0] % (2 * heads) == 0:
+            found["rotary halves interleaved"] = lambda values: (
+                values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+            )
+        return found
+
+
+def arranged(reader: Any, source: Source, metadata: Path, is_tied: bool) -> Iterator[Matched]:
+    """The tensors of a GGUF file with those of the source, each seen to be the same under one arrangement.
+
+    Raises:
+        ModelError: If a tensor has no counterpart, or is none under any arrangement.
+    """
+    naming = Naming.of(reader, metadata)
     held = {tensor.name: tensor for tensor in reader.tensors}
     left = dict.fromkeys(held)
     for name in source.tensors:
-        ending = next((each for each in (".weight", ".bias") if name.endswith(each)), "")
-        found = names.get_name(name.removesuffix(ending))
-        there = "" if found is None else found + ending
-        if there == "output.weight" and is_tied:
+        there = naming.name(name)
+        if there == HEAD and is_tied:
             continue
         if there not in held:
             raise ModelError(f"expected {name} in {metadata}, as {there or 'a tensor that gguf knows'}, found none")
         del left[there]
-        yield _seen(gguf, held[there], name, source, kv_heads if ".attn_k." in there else heads, metadata)
+        yield _seen(held[there], name, source, naming, metadata)
     if left:
         raise ModelError(f"expected a counterpart of each tensor of {metadata}, {shortened(list(left))} have none")
 
 
-def _seen(gguf: Any, tensor: Any, name: str, source: Source, heads: int, metadata: Path) -> Matched:
+def _seen(tensor: Any, name: str, source: Source, naming: Naming, metadata: Path) -> Matched:
     """The arrangement under which a tensor of the source is that of the GGUF file."""
-    info, step = source.tensors[name], _ROWS
-    rows = info.matrix[0]
-    choices: dict[str, Arrangement] = {"as it is": _as_it_is}
-    if len(info.shape) == 1:
-        choices["1 added"] = lambda values: values.to(torch.float64) + 1.0
-    if (".attn_q." in tensor.name or ".attn_k." in tensor.name) and info.shape[0] % (2 * heads) == 0:
-        choices["rotary halves interleaved"] = lambda values: (
-            values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        )
-        step = rows
+    gguf, info, step = package(), source.tensors[name], _ROWS
+    rows, choices = info.matrix[0], naming.choices(tensor.name, info.shape)
     if [int(axis) for axis in tensor.shape[::-1]] != [*info.shape]:
         raise ModelError(f"{name} has the shape {info.shape}, {tensor.name} of {metadata} another one")
+    if "rotary halves interleaved" in choices:
+        step = rows
     data, squares, size = tensor.data.reshape(rows, -1), dict.fromkeys(choices, 0.0), 0.0
     for start in range(0, rows, step):
         here = source.rows(name, start, min(start + step, rows)).to(torch.float32)
@@ -193,16 +257,17 @@ def _seen(gguf: Any, tensor: Any, name: str, source: Source, heads: int, metadat
     return Matched(name=tensor.name, source=name, words=words, arrange=choices[words])
 
 
-def _write(gguf: Any, reader: Any, path: Path, folded: Source, matched: list[Matched], dtype: str) -> None:
-    """Write the file: the metadata of the reader with another file type, and the tensors."""
+def _write(gguf: Any, reader: Any, path: Path, folded: Source, matched: list[Matched], dtype: str, asked: str) -> None:
+    """Write the file: the metadata of the reader with another file type, what was asked for, and the tensors."""
     kinds = gguf.GGMLQuantizationType
     writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+        if name.startswith("GGUF.") or name in ("general.architecture", FILE_TYPE, FOLD):
             continue
         inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
     writer.add_file_type(DTYPES[dtype][2])
+    writer.add_string(FOLD, asked)
     for each in matched:
         shape = folded.tensors[each.source].shape
         kind = "F32" if len(shape) == 1 else DTYPES[dtype][0]
@@ -221,33 +286,44 @@ def _write(gguf: Any, reader: Any, path: Path, folded: Source, matched: list[Mat
     writer.close()
 
 
-def _stored(matched: Matched, folded: Source, dtype: str) -> Tensor:
-    """A tensor of the result as it is written: float32 or float16, or the bytes of bfloat16."""
-    values = matched.arrange(_whole(folded, matched.source))
+def as_stored(values: Tensor, dtype: str, name: str) -> Tensor:
+    """An arranged tensor of the result as it is written: float32 or float16, or the bytes of bfloat16.
+
+    Raises:
+        InputError: If the dtype does not hold its values.
+    """
     if values.dim() == 1:
         return values.to(torch.float32)
     rounded = values.to(DTYPES[dtype][1]).contiguous()
     if not bool(rounded.isfinite().all()):
-        raise InputError(f"{matched.source} exceeds what {dtype} holds; choose bfloat16 or float32")
+        raise InputError(f"{name} exceeds what {dtype} holds; choose bfloat16 or float32")
     return rounded.view(torch.uint8) if rounded.dtype == torch.bfloat16 else rounded
 
 
-def _check(gguf: Any, reader: Any, path: Path, folded: Source, matched: list[Matched], dtype: str) -> None:
+def _stored(matched: Matched, folded: Source, dtype: str) -> Tensor:
+    return as_stored(matched.arrange(_whole(folded, matched.source)), dtype, matched.source)
+
+
+def differing_keys(written: Any, reader: Any) -> list[str]:
+    """The keys of a file's metadata that another file has not, or has with another value; but for its file type."""
+    return [
+        name
+        for name, field in reader.fields.items()
+        if not name.startswith("GGUF.")
+        and name not in (FILE_TYPE, FOLD)
+        and (name not in written.fields or written.fields[name].contents() != field.contents())
+    ]
+
+
+def _check(reader: Any, path: Path, folded: Source, matched: list[Matched], dtype: str) -> None:
     """Read the file that was written: each tensor has its bits, each key but the file type that of the metadata."""
-    written = gguf.GGUFReader(path)
+    written = read(path)
     tensors = {tensor.name: tensor for tensor in written.tensors}
     faults = [
         each.name
         for each in matched
         if _stored(each, folded, dtype).numpy().tobytes() != tensors[each.name].data.tobytes()
-    ]
-    faults += [
-        name
-        for name, field in reader.fields.items()
-        if not name.startswith("GGUF.")
-        and name != "general.file_type"
-        and (name not in written.fields or written.fields[name].contents() != field.contents())
-    ]
+    ] + differing_keys(written, reader)
     if faults:
         raise ModelError(f"{path.name} was not written as it should be: {shortened(faults)}; check the disk")
 

@@ -123,6 +123,7 @@ class _GainByRow:
             name, values = edit.gain.mean, stored_affine(edit.gain, source).scale
         else:
             name, values = edit.gain.weight, factors(edit.gain, vector(source, edit.gain.weight)) * power
+            values = values.repeat(edit.gain.times or 1)
         _check_axis(edit, info, edit.gain_axis)
         if info.shape[edit.gain_axis] != values.numel():
             raise ModelError(

@@ -108,7 +108,9 @@ def scales_of_norms(scales: Scales, graph: Graph, source: Source) -> dict[str, T
         readers = graph.readers(norm.gives) if norm else ()
         if norm is None or not readers or (scales.alpha is not None and key.endswith(MEAN)):
             continue
-        size = source.tensors[_stored(readers[0], source)].shape[readers[0].in_axis]
+        # A reader may take several rows side by side.
+        face, axis = (norm.weight, 0) if norm.weight else (_stored(readers[0], source), readers[0].in_axis)
+        size = source.tensors[face].shape[axis]
         if values.numel() != size:
             raise InputError(f"expected {size} numbers for {name} in the scales, got {values.numel()}")
         other = found.get(norm.name, values)
@@ -136,10 +138,10 @@ def _balanced(largest: Tensor, readers: tuple[Linear, ...], source: Source, alph
         for start, stop in partition(rows_in_all, columns):
             sizes = source.rows(name, start, stop).abs()
             if reader.in_axis == len(shape) - 1:
-                places, most = torch.arange(columns), sizes.amax(0)
+                places, most = torch.arange(columns) % len(largest), sizes.amax(0)
             else:
                 inner = math.prod(shape[reader.in_axis + 1 : -1])
-                places, most = torch.arange(start, stop) // inner % shape[reader.in_axis], sizes.amax(1)
+                places, most = torch.arange(start, stop) // inner % len(largest), sizes.amax(1)
             weights.scatter_reduce_(0, places, most.to(torch.float64), "amax")
     is_dead = (largest == 0) | (weights == 0)
     return torch.where(is_dead, 1.0, largest**alpha / weights.where(~is_dead, torch.ones(())) ** (1 - alpha))

@@ -75,6 +75,8 @@ class Gain:
     """Only the power of two nearest to each gain acts, 1 for a gain of zero; or the scales are powers of two."""
     scales: Given | None = None
     """They act in place of the gain; null if the gain itself does."""
+    times: int | None = None
+    """How often they follow each other along an axis that faces several rows side by side; null for once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -151,7 +151,8 @@ def norm_mappings(graph: Graph) -> dict[str, list[dict[str, Any]]]:
     """The norms whose gain may leave, with the linear maps that read each, as llm-compressor takes them.
 
     Names are regular expressions after "re:"; layers of one kind share an entry. "norm_mappings" are the fields of its
-    `NormMapping` (SpinQuantModifier), "awq_mappings" those of its `AWQMapping` (AWQModifier), without heads.
+    `NormMapping` (SpinQuantModifier), "awq_mappings" those of its `AWQMapping` (AWQModifier), without heads. A norm
+    whose reader takes several rows side by side is left out: they multiply such a map by no gain.
     """
     everything = [norm.name for norm in graph.norms] + [linear.name for linear in graph.linears]
 
@@ -175,7 +176,7 @@ def norm_mappings(graph: Graph) -> dict[str, list[dict[str, Any]]]:
 
     kinds: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for norm in graph.norms:
-        if not graph.against_folding(norm, untie=True):
+        if not graph.against_folding(norm, untie=True) and not any(_.is_joined for _ in graph.readers(norm.gives)):
             linears = dict.fromkeys(pattern(linear.name) for linear in graph.readers(norm.gives))
             kinds[pattern(norm.name), *linears].append(norm.name)
     gives = {norm.name: norm.gives for norm in graph.norms}

@@ -108,6 +108,8 @@ def _obstacles(
         if space in graph.returned:
             yield space, f"{graph.architecture} returns the {space}"
         for norm in graph.norms_of(space):
+            if norm.joined:
+                yield norm.name, f"it normalizes the {space} joined with {norm.joined}"
             if norm.kind == "layer" and norm.name not in becomes_rms:
                 yield norm.name, "it stays a LayerNorm, and the mean that it takes out does not turn with its input"
             if norm.weight is not None and not builder.has_plain_gain(
@@ -122,8 +124,8 @@ def _obstacles(
             if any(other not in spaces and graph.is_read(other) for other in norm.writes):
                 yield norm.name, "its output is added to a sum that is not rotated"
         for writer in graph.writers(space):
-            if isinstance(writer, Linear) and writer.through:
-                yield writer.name, f"{writer.through} stands between it and the {space}"
+            if isinstance(writer, Linear) and (step := writer.through or writer.scaled_by):
+                yield writer.name, f"{step} stands between it and the {space}"
         for norm in graph.added(space):
             if norm.reads not in spaces:
                 yield norm.name, f"its output is added to the {space}, and what it reads is not rotated"

@@ -125,17 +125,7 @@ def verify(
         if not path.is_dir():
             raise InputError(f"expected the folder of a checkpoint, got {path}: it is none; give SRC, then DST")
     recorded = Certificate.read(made)
-    options = dict(recorded.options)
-    for name, file in (("scales", scales), ("matrix", matrix)):
-        digest = options.pop(name, None)
-        if (digest is None) != (file is None):
-            raise InputError(
-                f"{made} was folded without --{name}; leave it out"
-                if digest is None
-                else f"{made} was folded with a file (SHA-256 {digest[:12]!a}...); give it with --{name}"
-            )
-    given = {key: options.pop(key) for key in ("alpha", "powers_of_two") if key in options}
-    options |= {"scales": asked_scales(scales, **given), "matrix": asked_matrices(matrix)}
+    options = asked_options(recorded, made, scales, matrix)
     workers = Workers(threads, progress)
     try:
         with open_checkpoint(folder) as opened, one_thread_an_operation():
@@ -148,7 +138,7 @@ def verify(
             ("result files", made, recorded.result),
         ):
             there = fingerprints(inner, [file for file in files if (inner / file).is_file()], {})
-            checks.append(_same_files(name, files, there))
+            checks.append(same_files(name, files, there))
         checks.append(Checked(name="derivation", passed=False, what=str(error)))
     return Verification(
         source=recorded.architecture,
@@ -156,6 +146,27 @@ def verify(
         checks=tuple(checks),
         unproved=limits_of(recorded.operations),
     )
+
+
+def asked_options(
+    recorded: Certificate, made: Path, scales: Path | str | None, matrix: Path | str | None
+) -> dict[str, Any]:
+    """The options of a recorded fold as `make_plan` takes them, with the files that it was given.
+
+    Raises:
+        InputError: If a file is missing, or is one that it was not given.
+    """
+    options = dict(recorded.options)
+    for name, file in (("scales", scales), ("matrix", matrix)):
+        digest = options.pop(name, None)
+        if (digest is None) != (file is None):
+            raise InputError(
+                f"{made} was folded without --{name}; leave it out"
+                if digest is None
+                else f"{made} was folded with a file (SHA-256 {digest[:12]!a}...); give it with --{name}"
+            )
+    given = {key: options.pop(key) for key in ("alpha", "powers_of_two") if key in options}
+    return options | {"scales": asked_scales(scales, **given), "matrix": asked_matrices(matrix)}
 
 
 def _checks(
@@ -174,8 +185,8 @@ def _checks(
     workers.begin("verifying", sum(sizes) + sum(layout.size - layout.starts[0] for layout in whole))
     derived = derive(made, opened.source, whole, folder, workers=workers)
     written = Written(
-        inputs=_hashes(opened.source.files, workers),
-        outputs=_hashes(present, workers),
+        inputs=hashes(opened.source.files, workers),
+        outputs=hashes(present, workers),
         residuals=derived.residuals,
     )
     settings = list(_settings(plan, layouts, opened, folder))
@@ -206,8 +217,8 @@ def _checks(
         if name in anew.result and anew.source.get(name) != anew.result[name]
     ]
     return [
-        _same_files("source files", recorded.source, {**anew.source, **fingerprints(opened.folder, others, {})}),
-        _same_files("result files", recorded.result, anew.result),
+        same_files("source files", recorded.source, {**anew.source, **fingerprints(opened.folder, others, {})}),
+        same_files("result files", recorded.result, anew.result),
         _names(layouts, opened, anew),
         _same_plan(recorded, anew, plan),
         judged("headers", list(faults.values()), f"names, dtypes, shapes and order of {num_tensors:,} tensors"),
@@ -220,12 +231,13 @@ def _checks(
     ]
 
 
-def _hashes(files: Sequence[Path], workers: Workers) -> dict[str, str]:
+def hashes(files: Sequence[Path], workers: Workers) -> dict[str, str]:
+    """File name -> SHA-256."""
     found = workers.map([partial(sha256, file, workers.step) for file in files])
     return {file.name: digest for file, digest in zip(files, found, strict=True)}
 
 
-def _same_files(name: str, recorded: Mapping[str, Fingerprint], found: Mapping[str, Fingerprint]) -> Checked:
+def same_files(name: str, recorded: Mapping[str, Fingerprint], found: Mapping[str, Fingerprint]) -> Checked:
     """Whether the files are those that the certificate names."""
     faults = [f"{file} is missing" for file in recorded if file not in found]
     faults += [f"{file!a} is not in the certificate" for file in found if file not in recorded]

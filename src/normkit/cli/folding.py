@@ -13,6 +13,7 @@ from normkit.checkpoint.plan import ALL, OPERATIONS
 from normkit.cli.options import (
     json_option,
     matrix_option,
+    metadata_option,
     model_argument,
     quiet_option,
     resume_option,
@@ -102,12 +103,7 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     show_default=True,
     help="Dtype of the written weights; the last two are for GGUF.",
 )
-@click.option(
-    "--metadata",
-    type=click.Path(path_type=Path),
-    metavar="FILE.gguf",
-    help="For DST.gguf: a GGUF file of SRC, quantized or not, for tokenizer and settings.",
-)
+@metadata_option
 @click.option("--halvings", type=int, default=0, metavar="K", help="For scale: divide the residual stream by 2^K.")
 @click.option(
     "--fixed-eps",
@@ -266,12 +262,9 @@ def fold_checkpoint(
         pinned = snapshot_of(folder) if identifier else ""
         named = pinned or (source if revision is None else f"{source}@{revision}")
         words = [shell_word(named), shell_word(str(destination))]
-        for option, file in (("--matrix", matrix), ("--scales", scales)):
+        for option, file in (("--metadata", metadata), ("--matrix", matrix), ("--scales", scales)):
             words += [] if file is None else [option, shell_word(str(file))]
-        proof = (
-            "read back, bit for bit the fold; verify proves folders" if is_gguf else f"normkit verify {' '.join(words)}"
-        )
-        results().print(f"\nfolded: {words[1]}\nproof:  {proof}", soft_wrap=True)
+        results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)
 
 
 def _headroom(folder: Path, path: str | None, *, fixed_eps: bool) -> Headroom:

@@ -136,6 +136,13 @@ matrix_option = click.option(
     help="For rotate: orthogonal matrices R1 and PATH.R2 of a safetensors file, in place of a seed.",
 )
 
+metadata_option = click.option(
+    "--metadata",
+    type=click.Path(path_type=Path),
+    metavar="FILE.gguf",
+    help="For DST.gguf: a GGUF file of SRC, quantized or not, that tokenizer and settings are taken from.",
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress and no notes.")

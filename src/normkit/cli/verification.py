@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,7 @@ from normkit.checkpoint.limits import LIMITS, by_limit
 from normkit.cli.options import (
     json_option,
     matrix_option,
+    metadata_option,
     model_argument,
     quiet_option,
     scales_option,
@@ -41,6 +42,9 @@ no file is held in memory.
 With --logits both models are then run in float64, on a text or on images: how far apart their logits are, and how far
 those of SRC move when its weights move within their rounding. Exit code 1 if anything fails.
 
+DST may be a .gguf file that fold wrote: every tensor is derived again, arranged as llama.cpp has it, and compared bit
+for bit; with --metadata its keys are compared with those of the file that they were taken from.
+
 What this does not prove: {"; ".join(LIMITS)}.
 
 Nor does it prove of an operation: {"; ".join(by_limit())}.
@@ -52,6 +56,7 @@ Nor does it prove of an operation: {"; ".join(by_limit())}.
 @click.argument("result", metavar="DST", type=click.Path(path_type=Path))
 @click.option("--logits", is_flag=True, help="Also run both models in float64, on a text and random ids, or on images.")
 @text_option
+@metadata_option
 @scales_option
 @matrix_option
 @threads_option
@@ -65,6 +70,7 @@ def verify_fold(
     result: Path,
     logits: bool,
     text: str | None,
+    metadata: Path | None,
     scales: Path | None,
     matrix: Path | None,
     threads: int,
@@ -76,6 +82,9 @@ def verify_fold(
     """Verify a fold: print what was checked; exit code 1 if anything fails."""
     if text is not None and not logits:
         raise click.UsageError("--text needs --logits: the files alone need no text.", ctx)
+    is_gguf = result.suffix == ".gguf"
+    if (metadata is not None and not is_gguf) or (is_gguf and logits):
+        raise click.UsageError("--metadata is for DST.gguf, and --logits for a folder.", ctx)
     from normkit.checkpoint.hub import find_model
     from normkit.checkpoint.verification import verify
     from normkit.cli.texts import read_text
@@ -84,7 +93,13 @@ def verify_fold(
     shown = shows_progress(quiet=quiet or as_json)
     folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
     with progress(shown=shown) as report:
-        found = verify(folder, result, scales=scales, matrix=matrix, threads=threads, progress=report)
+        given: Any = {"scales": scales, "matrix": matrix, "threads": threads, "progress": report}
+        if is_gguf:
+            from normkit.checkpoint.gguf_proofs import verify_gguf
+
+            found = verify_gguf(folder, result, metadata=metadata, **given)
+        else:
+            found = verify(folder, result, **given)
     agreement, tokens = _agreement(folder, result, text, words) if logits and found.passed else (None, "")
     if as_json:
         more = {} if agreement is None else {"logits": {"source": tokens, **agreement.to_json()}}

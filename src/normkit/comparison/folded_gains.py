@@ -39,6 +39,8 @@ class Folding:
     """Whether a reader holds it."""
     words: str
     """In a few words."""
+    held: tuple[str, ...] = ()
+    """Names in the port of the matrices whose columns hold it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +91,7 @@ def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain
     if not found:
         return Folding(is_folded=None, is_seen=False, words=readers.reason or "nothing is declared to read the norm")
     held: list[str] = []
+    matrices: list[str] = []
     lacking: list[str] = []
     unknown: list[str] = []
     is_exact = True
@@ -98,10 +101,15 @@ def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain
         how = None if ours is None else _holds(port, reference, ours, theirs, linear.in_axis, gain / left)
         (unknown if how is None else held if how else lacking).append(linear.name.rpartition(".")[2])
         is_exact &= how == "every number"
+        if ours is not None and how and linear.in_axis == len(port.source.tensors[ours].shape) - 1:
+            matrices.append(ours)
     if held and not lacking and not unknown:
         words = f"folded into {shortened(held)}"
         return Folding(
-            is_folded=True, is_seen=True, words=words if is_exact else f"{words}, as the norms of their columns show"
+            is_folded=True,
+            is_seen=True,
+            words=words if is_exact else f"{words}, as the norms of their columns show",
+            held=tuple(matrices),
         )
     if lacking and not held and not unknown:
         return Folding(is_folded=False, is_seen=False, words=f"{shortened(lacking)} do not hold it")

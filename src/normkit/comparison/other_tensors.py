@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -80,8 +81,12 @@ def compare_others(
     names: Sequence[str],
     names_there: Sequence[str],
     progress: Callable[[str, int, int], None],
+    factors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> OtherTensors:
-    """Pair tensors by name, whatever stands before it, and by the runtime's table of names; compare the matrices."""
+    """Pair tensors by name, whatever stands before it, and by the runtime's table of names; compare the matrices.
+
+    `factors` are gains of the reference that the columns of a matrix of the port hold, by its name.
+    """
     counters = [name for name in names if _is_counter(name, port)]
     names = [name for name in names if name not in {*counters}]
     names_there = [name for name in names_there if not _is_counter(name, reference)]
@@ -91,7 +96,7 @@ def compare_others(
     pairs = pair_paths(ours, theirs)
     shapes = [(names[one], names_there[other]) for one, other in pairs]
     taken, taken_there = {one for one, _ in pairs}, {other for _, other in pairs}
-    matrices, notes = compare_matrices(port, reference, shapes, progress)
+    matrices, notes = compare_matrices(port, reference, shapes, progress, factors)
     if counters:
         notes += (f"{counted(len(counters), 'tensor')} with a number for a name, as {counters[0]}, not paired",)
     return OtherTensors(
@@ -120,7 +125,11 @@ def _known(name: str, table: Mapping[str, Sequence[str]], others: Collection[str
 
 
 def compare_matrices(
-    port: Weights, reference: Weights, pairs: Sequence[tuple[str, str]], progress: Callable[[str, int, int], None]
+    port: Weights,
+    reference: Weights,
+    pairs: Sequence[tuple[str, str]],
+    progress: Callable[[str, int, int], None],
+    factors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[dict[str, Finding], tuple[str, ...]]:
     """What is wrong with matrices that are paired and have one shape.
 
@@ -129,6 +138,7 @@ def compare_matrices(
         reference: Those of the reference.
         pairs: Names of tensors, in the port and in the reference.
         progress: Called with a stage's name, the steps done and the steps in all.
+        factors: Name in the port -> the gain of the reference that is folded into the columns of that matrix.
 
     Returns:
         Name in the port -> what was found, for matrices that are not the reference's; and why some were not looked at.
@@ -152,6 +162,8 @@ def compare_matrices(
         try:
             few = min(_ROWS, max(1, _NUMBERS // shape[1]))
             rows, rows_there = (_rows(*each, few) for each in both)
+            if name in factors and len(factors[name]) == rows_there.shape[1]:
+                rows_there *= factors[name]
             group = port.source.group(name) if isinstance(port.source, MlxSource) else 0
             if group and has_other_scales(rows, rows_there, group):
                 found[name] = "scales of other groups"

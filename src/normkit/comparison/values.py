@@ -168,7 +168,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
                 continue
             found.append(_value(pair, role, _relation(held, held_there, name, name_there)))
     found = _with_origins(found, held, held_there, theirs.norms)
-    found = _with_folds(found, port, reference, held_there, report)
+    found, factors = _with_folds(found, port, reference, held_there, report)
     found = _with_kind([_judged(each, port, reference) for each in found])
     paired = {id(each) for pair in pairs for each in (pair.norm, pair.reference)}
     missing += [name for norm in theirs.norms if id(norm) not in paired for name in _names(norm)]
@@ -186,7 +186,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
     statistics = {name for each in running for name in each.names} | told
     left = [name for name in ours.others if name not in taken and name not in statistics]
     left_there = [name for name in theirs.others if name not in statistics]
-    others = compare_others(port, reference, left, left_there, report)
+    others = compare_others(port, reference, left, left_there, report, factors)
     notes = [
         f"{shortened(names)}: {why}"
         for names, why in (
@@ -265,11 +265,15 @@ def _with_origins(
 
 def _with_folds(
     found: Sequence[TensorValue], port: Weights, reference: Weights, held_there: _Vectors, report: Progress
-) -> list[TensorValue]:
-    """The tensors; of gains that became one number it is said whether the readers of their norms hold them."""
+) -> tuple[list[TensorValue], dict[str, Tensor]]:
+    """The tensors; of gains that became one number it is said whether the readers of their norms hold them.
+
+    Beside them, the factors of the columns of those readers, by their names in the port.
+    """
     constant = [each.name for each in found if each.role == "weight" and each.relation.kind == "constant"]
     if not constant:
-        return list(found)
+        return list(found), {}
+    factors: dict[str, Tensor] = {}
     readers = readers_of(reference)
     kept = {kind_of(each.path) for each in found if each.role == "weight" and each.relation.kind in ("equal", "offset")}
     made = []
@@ -281,6 +285,7 @@ def _with_folds(
             gain = held_there.of(each.reference_name) + (theirs.adds if theirs else 0.0)
             if left:
                 fold = folding(port, reference, readers, each.reference_name, gain, left)
+                factors |= dict.fromkeys(fold.held, gain / left)
                 words, kind = f"{each.relation.words}: {fold.words}", _FOLDED[fold.is_folded]
                 if fold.is_folded is not True and not fold.is_seen and kind_of(each.path) in kept:
                     kind = "constant"
@@ -304,7 +309,7 @@ def _with_folds(
             said = outcomes.get(is_held, "whether its readers' biases hold it is not known")
             kind, reason = _FOLDED[is_held], f"{each.relation.words}: {said}"
             made[place] = replace(each, relation=replace(each.relation, kind=kind, reason=reason))
-    return made
+    return made, factors
 
 
 def _judged(value: TensorValue, port: Weights, reference: Weights) -> TensorValue:

@@ -189,6 +189,7 @@ class _Expansion:
                 eps_key=self._settings.path(eps_key) if isinstance(eps_key, str) else "",
                 of=tuple(self._place(linear, at, indices) for linear in entry.of),
                 reads=self._place(entry.reads, at, indices),
+                joined=entry.joined,
                 gives=self._place(entry.gives, at, indices) or name,
                 writes=tuple(self._place(space, at, indices) for space in entry.writes),
                 opaque=entry.opaque,
@@ -208,6 +209,10 @@ class _Expansion:
             self._declared.add(weight)
         else:
             self._shape(weight)
+        axes = entry.axes
+        if entry.turned:
+            facing = self._shapes[weight][axes[0] if entry.reads else axes[1]]
+            axes = axes if facing == self._settings.number(self._family.config.width) else axes[::-1]
         bias = name + entry.bias_name if self._settings.flag(entry.bias) else None
         if bias is not None and tie is not None and is_shared and tie.bias:
             self._declared.add(self._named(tie.bias))
@@ -219,11 +224,13 @@ class _Expansion:
             name=name,
             weight=weight,
             bias=bias,
-            in_axis=entry.axes[0],
-            out_axis=entry.axes[1],
+            in_axis=axes[0],
+            out_axis=axes[1],
             reads=self._place(entry.reads, at, indices),
+            is_joined=entry.joined,
             writes=self._place(entry.writes, at, indices),
             through=entry.through,
+            scaled_by=entry.scaled_by,
             is_head=entry.is_head,
             tied_to=tied_to,
             parted_bias=parted_bias,

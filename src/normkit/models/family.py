@@ -26,6 +26,8 @@
     word = "vision"                      # begins the names of its sums; without it they are this model's own
     taken_by = "the projector"           # what takes its outputs, if that is not the caller ...
     returned = false                     # ... or linear maps of this file, as far as the caller's own outputs go
+    when = { ... }                       # the settings with which it is there
+    without = ["vision_model.head"]      # places whose parts it lacks here
 
     [older_names]                        # beginning of names -> other ones that checkpoints have
     "model.vision_tower." = ["vision_tower."]
@@ -70,6 +72,8 @@ class NormEntry:
     """A "layer" norm subtracts the mean, an "rms" norm does not."""
     reads: str = ""
     """Space whose rows it normalizes; "" where that does not matter, as for a norm of query heads."""
+    joined: str = ""
+    """What each row is joined with, in words, before both are normalized as one; "" if rows are normalized alone."""
     gives: str = ""
     """Point that readers name; "" for the norm's own path."""
     writes: tuple[str, ...] = ()
@@ -99,8 +103,14 @@ class LinearEntry:
     """Space; "" for anything else."""
     through: str = ""
     """A nonlinear step between the map and the sum that it writes to, in words."""
+    scaled_by: str = ""
+    """A factor for each coordinate between the map and the sum, in words; powers of two pass it, a mean does not."""
     axes: tuple[int, int] = (1, 0)
     """Axes of the weight that face its input and its output."""
+    joined: bool = False
+    """It reads several rows of the point side by side, as one long row."""
+    turned: bool = False
+    """A checkpoint may hold it with both axes exchanged: where the one that faces the stream has another size."""
     weight: str = ".weight"
     """The path plus this is the name of its weight."""
     bias: bool | str = False

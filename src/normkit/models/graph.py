@@ -38,6 +38,8 @@ class Norm:
     """Paths of the linear maps whose outputs it normalizes head by head."""
     reads: str
     """Space, or ""."""
+    joined: str = ""
+    """What each row of the space is joined with, in words, or ""."""
     gives: str
     """Point."""
     writes: tuple[str, ...]
@@ -62,10 +64,14 @@ class Linear:
     """Axis of the weight that faces its output."""
     reads: str
     """Point or space, or ""."""
+    is_joined: bool = False
+    """It reads several rows of the point side by side."""
     writes: str
     """Space, or ""."""
     through: str
     """A nonlinear step between it and the sum, in words, or ""."""
+    scaled_by: str = ""
+    """A factor for each coordinate between it and the sum, in words, or ""."""
     is_head: bool
     tied_to: str | None = None
     """Name of the table that it shares, or None."""
@@ -197,6 +203,8 @@ class Graph:
         if space in self.returned:
             return f"{self.architecture} returns the {space}"
         for norm in self.norms_of(space):
+            if norm.joined:
+                return f"{norm.name} normalizes the {space} joined with {norm.joined}, and sees the mean of each"
             if norm.kind == "rms":
                 return f"{norm.name} is an RMSNorm, which sees the mean that centring would remove"
         for reader in self.readers(space):
@@ -206,8 +214,8 @@ class Graph:
     def against_centring_writer(self, writer: Linear | Table, *, untie: bool = False) -> str | None:
         """Why one writer cannot be centred although its space can."""
         if isinstance(writer, Linear):
-            if writer.through:
-                between = f"{writer.through} stands between {writer.name} and the sum"
+            if step := writer.through or writer.scaled_by:
+                between = f"{step} stands between {writer.name} and the sum"
                 return f"{between}, so that its mean cannot be taken out of it"
             return None
         tied = next((linear for linear in self.linears if linear.tied_to == writer.name), None)
@@ -330,6 +338,12 @@ def check_widths(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> None:
         if shape[axis] != width:
             raise ModelError(_unfit(name, shape, f"{width} along axis {axis}, as {other} has"))
     for linear in graph.linears:
+        if linear.is_joined and linear.reads in known:
+            (width, other), size = known[linear.reads], shapes[linear.weight][linear.in_axis]
+            if size % width:
+                wanted = f"a multiple of {width} along axis {linear.in_axis}, as {other} has {width}"
+                raise ModelError(_unfit(linear.weight, shapes[linear.weight], wanted))
+    for linear in graph.linears:
         if linear.bias is None or linear.weight not in shapes:
             continue
         size = shapes[linear.weight][linear.out_axis]
@@ -359,11 +373,12 @@ def _facing(graph: Graph) -> Iterator[tuple[str, int, str]]:
     for norm in graph.norms:
         for tensor in (norm.weight, norm.bias):
             if tensor is not None and norm.reads:
-                yield tensor, 0, norm.reads
+                if not norm.joined:
+                    yield tensor, 0, norm.reads
                 yield tensor, 0, norm.gives
                 yield from ((tensor, 0, space) for space in norm.writes)
     for linear in graph.linears:
-        if linear.reads:
+        if linear.reads and not linear.is_joined:
             yield linear.tied_to or linear.weight, linear.in_axis, linear.reads
         if linear.writes:
             yield linear.weight, linear.out_axis, linear.writes

@@ -72,9 +72,7 @@ def with_included(values: Document, document: Callable[[str], Document], name: s
         ModelError: If an `[[include]]` lacks a key, has an unknown one, or maps classes that are not there.
     """
     for include in values.pop("include"):
-        unknown = sorted(
-            set(include) - {"family", "classes", "config", "names", "word", "taken_by", "flat", "returned"}
-        )
+        unknown = sorted(set(include) - {*_INCLUDED, "word", "taken_by", "flat", "returned", "when", "without"})
         missing = sorted({"family", "classes", "config", "names"} - set(include))
         if unknown or missing:
             key = (unknown or missing)[0]
@@ -119,7 +117,7 @@ def _include(values: Document, base: Document, include: Mapping[str, Any], name:
     parts = []
     for part in base["part"]:
         at, only = part.get("at", ""), outer(part["only"] if "only" in part else list(classes.values()))
-        if not only:
+        if not only or at in include.get("without", ()):
             continue
         for section in _SECTIONS:
             entries = {}
@@ -153,7 +151,8 @@ def _include(values: Document, base: Document, include: Mapping[str, Any], name:
         part |= {key: full(part[key]) for key in ("at", "in_memory", "given", "lacking") if part.get(key)}
         part |= {"only": only} if set(only) != set(values["classes"]) else {}
         part |= {"either": f"{word} {part['either']}".strip()} if "either" in part else {}
-        part |= {"when": settings(part["when"])} if "when" in part else {}
+        held = include.get("when", {}) | settings(part.get("when", {}))
+        part |= {"when": held} if held else {}
         parts.append(part)
     for each, inner in classes.items():
         returned = [full(place) for place in base["classes"][inner]]

@@ -93,10 +93,11 @@ class Settings:
         return found
 
     def count(self, placeholder: str) -> int:
-        """How often a placeholder repeats."""
+        """How often a placeholder repeats: a whole number, or the length of a list."""
         keys = self._family.repeat[placeholder]
         found = next((key for key in keys if self.value(key) is not None), keys[0])
-        return self.number(found)
+        listed = self.value(found)
+        return len(listed) if isinstance(listed, list) else self.number(found)
 
     def counts(self) -> dict[str, int]:
         """How often each placeholder repeats whose key is set."""
