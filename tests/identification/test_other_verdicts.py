@@ -15,6 +15,8 @@ from normkit.identification.behaviour import identify
 from normkit.identification.passport import Passport
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
+from normkit.reference import forward
+from normkit.spec import NormSpec
 
 
 @pytest.mark.parametrize(
@@ -307,3 +309,47 @@ def test_a_norm_that_rounds_to_16_bits_whatever_it_is_given(place, dtype):
     assert reading.evidence[0].startswith(f"it rounds its {place} to {reading.value} whatever dtype it is given")
     assert "its formula in" in reading.evidence[0]
     assert "(x - mean(x)) / sqrt(var(x) + 1e-05)" in reading.evidence[0]
+
+
+class NarrowMean(nn.Module):
+    """Its mean square or variance is computed in float16; its rows, too, where they are `all`."""
+
+    def __init__(self, is_centred, whole):
+        super().__init__()
+        self.weight, self.is_centred, self.whole = nn.Parameter(torch.ones(64)), is_centred, whole
+
+    def forward(self, x):
+        narrow = x.half()
+        mean = narrow.mean(-1, keepdim=True) if self.is_centred else torch.zeros((), dtype=torch.float16)
+        variance = (narrow - mean).square().mean(-1, keepdim=True)
+        if self.whole:
+            return self.weight * ((narrow - mean) * torch.rsqrt(variance + 1e-5)).to(x.dtype)
+        return self.weight * ((x - mean.to(x.dtype)) * torch.rsqrt(variance.to(x.dtype) + 1e-5))
+
+
+@pytest.mark.parametrize("is_centred", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_norm_whose_statistics_are_computed_in_float16_whatever_it_is_given(is_centred, whole):
+    """Its outputs for the large rows of the search are 0 or infinite: it was called no norm."""
+    norm = NarrowMean(is_centred, whole)
+    x = torch.randn(4, 64)
+    exact = forward(
+        x.double(),
+        NormSpec(centre_numerator=is_centred, centre_statistics=is_centred, has_bias=False),
+        norm.weight.double(),
+    )
+    off = float((norm(x).detach() - exact.detach()).norm() / exact.detach().norm())
+    assert 1e-5 < off < torch.finfo(torch.float16).eps
+    passport = identify(norm, 64)
+    reading = passport.readings["rounding"]
+    assert (passport.verdict, passport.spec, reading.value) == ("norm", None, "float16")
+    place = "input" if whole else "statistics"
+    assert reading.evidence[0].startswith(f"it rounds its {place} to float16 whatever dtype it is given")
+    assert ("mean(x)) / sqrt(var(x)" if is_centred else "x / sqrt(mean(x^2)") in reading.evidence[0]
+
+
+def test_what_overflows_and_is_no_norm_stays_none():
+    def tanh_of_a_square(x):
+        return torch.tanh(x) / (1 + x.half().square().float())
+
+    assert identify(tanh_of_a_square, 64).verdict == "elementwise"

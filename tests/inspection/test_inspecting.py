@@ -334,7 +334,8 @@ def test_padding_on_either_side_does_not_count(gpt2: GPT2LMHeadModel) -> None:
     mask[0, 8:], mask[1, :3] = 0, 0
     batch = {"input_ids": ids, "attention_mask": mask}
     labels = ids.where(mask.bool() & mask.roll(1, 1).bool(), torch.tensor(-100))
-    loss = NextTokenLoss(gpt2, batch, gpt2(**batch))
+    loss = NextTokenLoss(gpt2)
+    loss.try_causality(gpt2, batch, gpt2(**batch))
     loss.add(batch, gpt2(**batch))
     assert loss.value == pytest.approx(float(gpt2(**batch, labels=labels).loss), rel=1e-6)
 
@@ -353,7 +354,8 @@ def test_a_module_of_ones_own_that_returns_a_tuple() -> None:
             return self.head(self.inner(idx)), None
 
     model = Own()
-    loss = NextTokenLoss(model, batch, model(**batch))
+    loss = NextTokenLoss(model)
+    loss.try_causality(model, batch, model(**batch))
     loss.add(batch, model(**batch))
     logits = model(**batch)[0][:, :-1].flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(logits, batch["idx"][:, 1:].flatten())
@@ -373,6 +375,7 @@ def test_a_model_that_sees_later_tokens_has_none(gpt2: GPT2LMHeadModel, kind: st
     else:
         batch["decoder_input_ids"] = ids
         model = T5ForConditionalGeneration(T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=16, num_layers=1)).eval()
-    loss = NextTokenLoss(model, batch, model(**batch))
+    loss = NextTokenLoss(model)
+    loss.try_causality(model, batch, model(**batch))
     loss.add(batch, model(**batch))
     assert math.isnan(loss.value)

@@ -65,6 +65,9 @@ def verdict_without_spec(
             return without_spec("undecidable", seen.reason, **seen.readings)
         case "gated":
             return gating.two_inputs(specimen, shape, generator, seen.reason, recover)
+        case "not a norm" if _overflows(specimen, shape, generator):
+            if narrow := _narrow_rounding(specimen, shape, generator, recover, (torch.float16,)):
+                return without_spec("norm", f"{seen.reason}, as numbers inside overflow in float16", **narrow)
     try:
         found = maps.plain_map(specimen, shape, generator)
     except UnrecognisedError:
@@ -188,8 +191,25 @@ def _faulty_norm(
     return without_spec("norm", seen.reason, **readings)
 
 
+def _overflows(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> bool:
+    """Whether rows of usual length leave with one length, though large ones leave as 0 or are not finite."""
+    if specimen.dtype != torch.float32:
+        return False
+    x = torch.randn(_ROWS, *shape[1:], generator=generator).to(specimen.device)
+    try:
+        one, four, far = (specimen(scale * x).double() for scale in (1.0, _SCALE, specimen.precision.far))
+    except (NormkitError, UnrecognisedError):
+        return False
+    is_lost = not bool(far.isfinite().all()) or not bool(far.any())
+    return is_lost and bool((four - one).norm() < _IS_OTHER * one.norm())
+
+
 def _narrow_rounding(
-    specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, recover: Recover
+    specimen: Specimen,
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    recover: Recover,
+    dtypes: Sequence[torch.dtype] = reference.HALF,
 ) -> dict[str, Reading]:
     """Reading "rounding" of a norm that rounds to 16 bits on its way whatever it is given: the 16-bit dtype.
 
@@ -203,7 +223,7 @@ def _narrow_rounding(
     for parameter in plain.parameters.values():
         parameter.fill_(1.0)
     y = plain(x.to(specimen.device)).cpu().double()
-    for dtype in reference.HALF:
+    for dtype in dtypes:
         again = plain(x.to(dtype).float().to(specimen.device)).cpu()
         # With parameters of that dtype it may refuse to run.
         wide = Specimen(lambda x: plain(x.float()), dtype=dtype, device=specimen.device)
@@ -227,7 +247,8 @@ def _narrow_rounding(
         elif not torch.finfo(dtype).eps / 8 < off < torch.finfo(dtype).eps:
             continue
         line = (
-            f"it rounds {what} to {name} whatever dtype it is given: its formula in {name} is {spec}, and in float32 "
+            f"it rounds {what} to {name} whatever dtype it is given: its formula in {name} is {spec}"
+            f"{', its eps undecided,' if 'eps' in passport.undecidable else ','} and in float32 "
         )
         return {"rounding": Reading(value=name, evidence=(f"{line}it is off that by {percent(float(off))}",))}
     return {}

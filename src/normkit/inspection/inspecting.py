@@ -19,7 +19,7 @@ from normkit.errors import InputError
 from normkit.identification.offloading import gathered, parameters
 from normkit.identification.sharding import local
 from normkit.identification.sites import chosen
-from normkit.inspection.first_text import TokenRow, key_selections
+from normkit.inspection.first_text import KeySelection, TokenRow, key_selections
 from normkit.inspection.foldedness import foldedness
 from normkit.inspection.result import Inspection, facts_of, infer, judged
 from normkit.measurement import baseline
@@ -49,6 +49,7 @@ from normkit.measurement.running import (
     vocabulary,
 )
 from normkit.measurement.sampling import Probe
+from normkit.measurement.side_by_side import side_by_side
 from normkit.measurement.structure import Progress, Structure, survey
 from normkit.measurement.weights import gain_gradient_errors, row_scatter
 from normkit.text import dtype_name
@@ -63,11 +64,16 @@ class NextTokenLoss:
     """Adds up the cross-entropy of each next token, for a model whose logits do not depend on later tokens.
 
     Causality is tried on a few tokens, not read off the name of the class: a masked language model or an encoder has no
-    such loss. `output` is what the model, in evaluation mode, returned for a few tokens.
+    such loss.
     """
 
-    def __init__(self, model: nn.Module, few: Batch, output: object) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._size, self._sum, self._count = vocabulary(model) or 0, 0.0, 0
+        # Until it is tried, all may be.
+        self._is_causal = self._size > 0
+
+    def try_causality(self, model: nn.Module, few: Batch, output: object) -> None:
+        """Run a few tokens once; `output` is what the model, in evaluation mode, returned for them."""
         self._is_causal = self._size > 0 and self._depends_on_past_only(model, few, output)
 
     def add(self, batch: Batch, output: object) -> None:
@@ -89,7 +95,7 @@ class NextTokenLoss:
     @property
     def value(self) -> float:
         """Mean over tokens in nats; NaN if the model has no such loss."""
-        return self._sum / self._count if self._count else math.nan
+        return self._sum / self._count if self._count and self._is_causal else math.nan
 
     def _depends_on_past_only(self, model: nn.Module, few: Batch, output: object) -> bool:
         """The logits of the first half of the tokens stay the same if the other half changes."""
@@ -217,37 +223,48 @@ def _inspected(
         # Rows of numbers, without an axis of tokens.
         is_flat = counts == "token" and first_of(first).dim() == 2 and first_of(first).is_floating_point()
         noun = "sample" if is_flat else counts
-        loss = NextTokenLoss(model, few, outputs[0])
-        outputs.clear()
+        loss = NextTokenLoss(model)
         walked = [norm for norm in structure.sites if norm.path == path] if counts == "token" else []
         token = TokenRow(walked[0], first) if walked else None
         layout = structure.layout(is_pooled=False)
         data = DataStatistics(model, structure.others)
-        with Probe(model, layout) as probe, observed(model, data.sites, (), (), data):
-            for index, batch in enumerate(chain([first], stream)):
-                report("text", index, 0)
-                # The mask of a recording tells its samples, of an image its pixels: a norm has other rows.
-                mask, ids = token_mask(batch) if counts == "token" else None, token_ids(batch)
-                probe.batch(mask, ids)
-                data.batch(batch)
-                with ExitStack() as first_alone:
-                    if index == 0:
-                        selecting = partial(report, "selectable keys")
-                        selections = first_alone.enter_context(
-                            key_selections(model, structure.called, structure.blocks, first, selecting)
-                        )
-                        if token is not None:
-                            first_alone.enter_context(token.listening(model))
-                    loss.add(batch, runner(model, batch)())
-                shape = (1, 1) if mask is None else mask.shape
-                if mask is None and first_of(batch).dim():
-                    # A batch of single rows has one token a row.
-                    shape = (*first_of(batch).shape, 1)[: 2 if noun == "token" else 1]
-                whole = math.prod(shape)
-                counted = whole if mask is None else int(mask.sum())
-                tokens, padding = tokens + counted, padding + whole - counted
-                if ids is not None and counts == "token":
-                    seen |= {*(ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist()}
+        probe = Probe(model, layout)
+        selections: list[KeySelection] = []
+
+        def run_text() -> None:
+            nonlocal tokens, padding, selections
+            with probe, observed(model, data.sites, (), (), data):
+                for index, batch in enumerate(chain([first], stream)):
+                    report("text", index, 0)
+                    # The mask of a recording tells its samples, of an image its pixels: a norm has other rows.
+                    mask, ids = token_mask(batch) if counts == "token" else None, token_ids(batch)
+                    probe.batch(mask, ids)
+                    data.batch(batch)
+                    with ExitStack() as first_alone:
+                        if index == 0:
+                            selecting = partial(report, "selectable keys")
+                            keys = key_selections(model, structure.called, structure.blocks, first, selecting)
+                            selections = first_alone.enter_context(keys)
+                            if token is not None:
+                                first_alone.enter_context(token.listening(model))
+                        loss.add(batch, runner(model, batch)())
+                    shape = (1, 1) if mask is None else mask.shape
+                    if mask is None and first_of(batch).dim():
+                        # A batch of single rows has one token a row.
+                        shape = (*first_of(batch).shape, 1)[: 2 if noun == "token" else 1]
+                    whole = math.prod(shape)
+                    counted = whole if mask is None else int(mask.sum())
+                    tokens, padding = tokens + counted, padding + whole - counted
+                    if ids is not None and counts == "token":
+                        seen.update((ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist())
+
+        blocks = [block.module for block in structure.blocks if block.leaves is None]
+        causality = partial(loss.try_causality, model, few, outputs[0])
+        # With weights in files, the text does not wait for the answer of the other run.
+        texted, tried = side_by_side(model, blocks, (run_text, causality))
+        tried()
+        texted()
+        outputs.clear()
         measured = probe.measured(decode)
         dtypes = {each: dtype_name(entering) for each, (entering, _) in layout.dtypes.items()}
         entered = {call.path: call.input_shape for call in reversed(structure.called.modules)}

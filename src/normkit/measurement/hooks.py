@@ -11,6 +11,7 @@ function.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -24,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from normkit.identification.sharding import is_distributed
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_output, first_tensor
+from normkit.measurement.side_by_side import Run, is_now
 from normkit.text import first_line
 
 if TYPE_CHECKING:
@@ -98,13 +100,23 @@ class Forward:
         module.forward = self
 
     def take_from(self, module: nn.Module) -> None:
-        """Restore the forward; if others have replaced it since, theirs stays and calls through this one."""
-        if module.__dict__.get("forward") is not self:
+        """Restore the forward; if others have replaced it since, theirs stays, and leaves this one out."""
+        outer = module.__dict__.get("forward")
+        if outer is not self:
+            while isinstance(outer, Forward) and outer.__wrapped__ is not self:
+                outer = outer.__wrapped__
+            if isinstance(outer, Forward):
+                outer.__wrapped__, outer._is_own = self.__wrapped__, self._is_own
             return
         if self._is_own:
             module.forward = self.__wrapped__
         else:
             del module.forward
+
+
+def _told_in(owner: threading.Thread, body: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook; one that is put in by a run beside others is told of the calls of that run alone."""
+    return (lambda *args: body(*args) if is_now(owner) else None) if isinstance(owner, Run) else body
 
 
 def _itself(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,6 +157,7 @@ class Hooks:
         self.handles: list[RemovableHandle] = []
         """Those of the hooks; `remove` removes others that were added here too."""
         self._forwards: list[tuple[nn.Module, Forward]] = []
+        self._owner = threading.current_thread()
 
     def install(
         self, model: nn.Module, sites: Sequence[NormSite], blocks: Sequence[BlockCall], callers: Iterable[str]
@@ -208,11 +221,11 @@ class Hooks:
             self._add_before(block.path, block.leaves, leave)
 
     def _add_before(self, place: str, module: nn.Module, body: Callable[..., Any], *, prepend: bool = False) -> None:
-        hook = body if self._failures is None else Hook(self._failures, place, body)
+        hook = _told_in(self._owner, body) if self._failures is None else Hook(self._failures, place, body)
         self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend))
 
     def _add_after(self, place: str, module: nn.Module, body: Callable[..., Any]) -> None:
-        hook = body if self._failures is None else Hook(self._failures, place, body)
+        hook = _told_in(self._owner, body) if self._failures is None else Hook(self._failures, place, body)
         self.handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def remove(self) -> None:
@@ -243,9 +256,11 @@ def observed(
 
 def _within(path: str, calls: _FunctionCalls, listener: Listener) -> Callable[..., Any]:
     """A function that calls the forward of the module at a path, while the calls of that module are told."""
+    owner = threading.current_thread()
+    listens: Callable[[], bool] = partial(is_now, owner) if isinstance(owner, Run) else listener.listens
 
     def around(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if not listener.listens():
+        if not listens():
             return forward(*args, **kwargs)
         outer = calls.parent, calls.made
         calls.parent, calls.made = path, {}
@@ -307,12 +322,13 @@ def every_module(
     after: Callable[[str, object], None],
 ) -> Iterator[None]:
     """Tell of every module's calls, until the context is left; the model is left without hooks, also if it raises."""
+    owner = threading.current_thread()
 
     def entering(path: str) -> Callable[..., None]:
-        return lambda _module, args, kwargs: before(path, args, kwargs)
+        return _told_in(owner, lambda _module, args, kwargs: before(path, args, kwargs))
 
     def leaving(path: str) -> Callable[..., None]:
-        return lambda _module, _args, output: after(path, output)
+        return _told_in(owner, lambda _module, _args, output: after(path, output))
 
     with ExitStack() as hooks:
         for path, module in model.named_modules():

@@ -11,9 +11,10 @@ import inspect as signatures
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Literal, cast
 
@@ -37,6 +38,7 @@ from normkit.measurement.running import (
     vocabulary,
 )
 from normkit.measurement.samples import zero_ends
+from normkit.measurement.side_by_side import side_by_side
 from normkit.measurement.structure import Structure
 from normkit.reference import forward
 
@@ -254,15 +256,22 @@ class _Comparison:
         self._norms = [*structure.sites, *(cast(NormSite, other) for other in others)]
 
     def leaks(self, mode: Mode) -> list[Leak]:
-        found = []
         given: Batch | None = None
+        runs: list[Callable[[], list[Tensor]]] = []
+        compared = []
         for perturbation in self._plan:
             # Two changes of one batch are held against one run of it.
             if perturbation.before is not given:
-                given, before = perturbation.before, _Recorder()
-                output = self._run(given, before)
+                given, before, place = perturbation.before, _Recorder(), len(runs)
+                runs.append(partial(self._run, given, before))
             after = _Comparer(before, perturbation.kept)
-            changed = self._run(perturbation.after, after)
+            compared.append((perturbation, after, place, len(runs)))
+            runs.append(partial(self._run, perturbation.after, after))
+        blocks = [block.module for block in self._structure.blocks if block.leaves is None]
+        outputs = [output() for output in side_by_side(self._model, blocks, runs)]
+        found = []
+        for perturbation, after, one, other in compared:
+            output, changed = outputs[one], outputs[other]
             rest = max((change(a, b, perturbation.kept) for a, b in zip(output, changed, strict=True)), default=0.0)
             moved = bool(output) and rest > _least_move(output[0].dtype)
             if perturbation.kind == "time" and (moved or after.moved_input):

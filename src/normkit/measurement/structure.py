@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +33,7 @@ from normkit.measurement.patches import (
     idle_parameters,
     unlike_the_others,
 )
+from normkit.measurement.side_by_side import side_by_side
 
 # Cosine above which an added branch is the output of one part, up to rounding.
 _ADDED = 0.999
@@ -203,13 +206,22 @@ def survey(
         blocks = find_blocks(model, called, paths)
         report("placement", 2, 3)
         staged = ((), (), {}) if blocks or not stages else find_stages(model, sites, run)
-        sweeps, roles, final_norm = placement.sweep(model, sites, blocks or staged[0], run)
+        effects = Effects(norms, unspecified)
+
+        def compared() -> object:
+            with effects.watching(model):
+                return run()
+
+        runs: tuple[Callable[[], Any], ...] = (
+            partial(placement.sweep, model, sites, blocks or staged[0], run),
+            compared,
+        )
+        swept, ran = side_by_side(model, [block.module for block in blocks], runs)
+        sweeps, roles, final_norm = swept()
         if not blocks:
             blocks, sweeps, roles = staged[0], staged[1], {**roles, **staged[2]}
         hooked = changed_inputs(model, paths, run)
-        effects = Effects(norms, unspecified)
-        with effects.watching(model):
-            output = run()
+        output = ran()
         calls = Counter(call.path for call in called.modules)
         in_a_row = applied_to_own_output(model, [path for path in norms if calls[path] > 1], run)
         omissions, odd_rows = unlike_the_others(model, called, sites, others)
