@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from normkit.errors import InputError
 from normkit.identification.offloading import gathered, parameters
 from normkit.identification.sharding import local
+from normkit.identification.side_by_side import side_by_side
 from normkit.identification.sites import chosen
 from normkit.inspection.first_text import KeySelection, TokenRow, key_selections
 from normkit.inspection.foldedness import foldedness
@@ -49,7 +50,6 @@ from normkit.measurement.running import (
     vocabulary,
 )
 from normkit.measurement.sampling import Probe
-from normkit.measurement.side_by_side import side_by_side
 from normkit.measurement.structure import Progress, Structure, survey
 from normkit.measurement.weights import gain_gradient_errors, row_scatter
 from normkit.text import dtype_name

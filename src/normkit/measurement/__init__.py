@@ -11,7 +11,6 @@ and `rules.Facts` are made of them in one place, `inspection.result.facts_of`.
 
 facts.py, training.py  what is measured, as frozen values
 running.py         runs a model on batches in evaluation mode
-side_by_side.py    runs beside one another, which read weights that lie in files once for all of them
 texts.py           windows of a text, or token ids at random, for a model from a folder
 hooks.py           the only hooks: a listener is told of every call of a norm, a block or attention
 instruments.py     the listener that counts: rows of norms and blocks, logits, in a training gradients too

@@ -23,9 +23,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import is_distributed
+from normkit.identification.side_by_side import Run, is_now
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_output, first_tensor
-from normkit.measurement.side_by_side import Run, is_now
 from normkit.text import first_line
 
 if TYPE_CHECKING:

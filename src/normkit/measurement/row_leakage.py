@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.conventions.gain import NO_GAIN
+from normkit.identification.side_by_side import side_by_side
 from normkit.identification.sites import NormSite
 from normkit.identification.state import buffers_kept, in_mode, undisturbed
 from normkit.measurement.hooks import Listener, observed
@@ -38,7 +39,6 @@ from normkit.measurement.running import (
     vocabulary,
 )
 from normkit.measurement.samples import zero_ends
-from normkit.measurement.side_by_side import side_by_side
 from normkit.measurement.structure import Structure
 from normkit.reference import forward
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.identification.sharding import local
+from normkit.identification.side_by_side import side_by_side
 from normkit.identification.sites import NormSite, OtherNorm, find_sites
 from normkit.identification.tracing import Trace, first_output, first_tensor, trace
 from normkit.measurement import placement
@@ -33,7 +34,6 @@ from normkit.measurement.patches import (
     idle_parameters,
     unlike_the_others,
 )
-from normkit.measurement.side_by_side import side_by_side
 
 # Cosine above which an added branch is the output of one part, up to rounding.
 _ADDED = 0.999

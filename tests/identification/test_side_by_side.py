@@ -12,11 +12,11 @@ from torch import nn
 
 accelerate = pytest.importorskip("accelerate")
 
+from normkit.identification.side_by_side import side_by_side  # noqa: E402
 from normkit.identification.tracing import trace  # noqa: E402
 from normkit.inspection.inspecting import inspect  # noqa: E402
 from normkit.measurement.hooks import every_module  # noqa: E402
 from normkit.measurement.layout import find_blocks  # noqa: E402
-from normkit.measurement.side_by_side import side_by_side  # noqa: E402
 from small_training import Transformer  # noqa: E402
 
 
