@@ -44,6 +44,6 @@ def test_a_model_passes_few_files_on_its_way_to_a_page(model: nn.Module, tmp_pat
     page()
     files = {name for name in files_entered(page) if name.endswith(".py")}
     own = {name for name in files if name.startswith(("inspection/", "measurement/"))}
-    # 21 more are of the finder of norms, and 19 of the rules.
-    assert len(files) <= 100
+    # 22 more are of the finder of norms, and 19 of the rules.
+    assert len(files) <= 101
     assert len(own) <= 29
