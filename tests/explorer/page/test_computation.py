@@ -227,26 +227,6 @@ def test_what_stays_the_same_is_not_computed_again(modules):
     }
 
 
-def test_2000_points_are_quick(modules):
-    torch.manual_seed(5)
-    points = torch.randn(2000, 3).tolist()
-    times = modules.run(
-        """async (clouds) => {
-      const { compute } = await load("computation.js");
-      const { DEFAULTS } = await load("state.js");
-      const data = { clouds, models: [] };
-      return Array.from({ length: 40 }, (_, i) => {
-        const start = performance.now();
-        compute({ ...DEFAULTS, scene: "three", cloud: "big", eps: 1e-3 * (i + 1) }, data);
-        return performance.now() - start;
-      });
-    }""",
-        {"big": {"n": 3, "points": points, "groups": [0] * 2000}},
-    )
-    # The first runs are compiled; of the others the quickest was disturbed least.
-    assert min(times) < 5
-
-
 def test_the_shares_of_the_two_directions_are_those_of_the_whole_rows(modules):
     rows = torch.cat([torch.randn(30, 12).double() * torch.linspace(0.2, 2, 12), torch.full((1, 12), 3.7).double()])
     basis = principal_basis(rows)
