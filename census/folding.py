@@ -134,7 +134,7 @@ def drawn(name: str) -> tuple[Any, dict[str, Tensor]]:
 
 
 def changed(model: Any, inputs: dict[str, Tensor], **choices: Any) -> tuple[float, FoldPlan]:
-    """What a fold of a copy of a model changes of its results; 0 where all is refused."""
+    """The largest change of a model's results by a fold of a copy; 0 where all is refused."""
     opened, folded = open_model(model), copy.deepcopy(model)
     plan = make_plan(
         opened,
@@ -161,14 +161,14 @@ def without_zero_gains(name: str) -> Any:
 def streamed(
     model: Any, inputs: dict[str, Tensor], operation: str, **options: int
 ) -> tuple[float, tuple[Refusal, ...]]:
-    """What scaling or rotating changes of the results, and why the stream cannot be; nothing if it can."""
+    """The largest change of the results by scaling or rotating, and the refusals of the stream."""
     heads = {attention.name for attention in open_model(model).graph.attentions}
     error, plan = changed(model, inputs, operations=[operation], **options)
     return error, tuple(each for each in plan.refusals if each.operation == operation and each.place not in heads)
 
 
 def migration(name: str) -> tuple[float, str]:
-    """What gains divided by random scales change, and how many of those that there are were divided."""
+    """The change of the results by dividing gains by random scales, and how many of all gains were divided."""
     model, inputs = drawn(name)
     generator = torch.Generator().manual_seed(7)
     graph, state = open_model(model).graph, model.state_dict()
@@ -185,7 +185,7 @@ def migration(name: str) -> tuple[float, str]:
 
 
 def unoffsetting(name: str) -> tuple[float, str, tuple[Refusal, ...]]:
-    """What plain gains in another class change, the family of that class, and why there is none."""
+    """The change of the results by plain gains in another class, its family or "no", and the refusals."""
     model, inputs = drawn(name)
     if not any(norm.offset for norm in open_model(model).graph.norms):
         return 0.0, "-", ()

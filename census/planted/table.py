@@ -28,7 +28,7 @@ def placements(document: dict) -> str:
 
 
 def draws() -> str:
-    """What each draw found: of each family the faults that can be seen, then all cases by kind."""
+    """The findings of each draw: for each family the visible faults, then all cases by kind."""
     held = {name: json.loads(file.read_text()) for name in DRAWS if (file := RESULTS / f"{name}.json").exists()}
     families = list(dict.fromkeys(each["family"] for cases in held.values() for each in cases.values()))
     kinds = {

@@ -26,7 +26,7 @@ def folded(family: str, folder: Path, dtype: str = "same", **choices: Any) -> tu
 
 
 def failed(*paths: Path, **given: Any) -> dict[str, str]:
-    """What does not hold."""
+    """The checks that fail, by name, with their reasons."""
     found = verify_gguf(*paths, **given)
     return {check.name: check.what for check in found.checks if check.passed is False}
 

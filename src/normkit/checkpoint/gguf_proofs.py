@@ -104,7 +104,7 @@ def verify_gguf(
 
 
 def _recorded(reader: Any, path: Path) -> Certificate:
-    """What the file says was asked for."""
+    """The record of the fold in the file: what was asked for, and of what."""
     if FOLD not in reader.fields:
         raise ModelError(
             f"expected a GGUF file that normkit fold wrote, {path} has no key {FOLD}; fold the source again"

@@ -65,6 +65,8 @@ def rotated_rows(
     if axis is not None and not is_mixed and edit.centred_axis in ((axis,) if is_compiled else (None, axis)):
         unit = across.size if across else 1
         strip = unit * max(1, _chunk(edit) // (slab * unit), 8 // unit)
+    # Signs and columns are made once for all blocks.
+    turned = [compiled(each) if is_compiled and each is not None else None for each in (down, across)]
     for start in range(0, rows_in_all, slab):
         stop = min(start + slab, rows_in_all)
         # A parameter in memory may be transposed.
@@ -81,8 +83,7 @@ def rotated_rows(
             if not is_compiled or edit.centred_axis is not None:
                 block, by = _wide(block, by, edit.centred_axis, axis, (length, inner)), None
             if is_compiled:
-                made = [None if each is None else compiled(each) for each in (down, across)]
-                measured = turn(block, to, factors=by, length=length, down=made[0], across=made[1])
+                measured = turn(block, to, factors=by, length=length, down=turned[0], across=turned[1])
             else:
                 measured = _by_torch(block, to, (length, inner), down, across)
             largest, error = max(largest, measured[0]), max(error, measured[1])
@@ -107,7 +108,7 @@ def _wide(
 def _by_torch(
     wide: Tensor, to: Tensor, other: tuple[int, int], down: Rotation | None, across: Rotation | None
 ) -> tuple[float, float]:
-    """What `turn` of the kernels does, for any rotation; `wide` is overwritten."""
+    """The same as `turn` of the kernels, for any rotation; `wide` is overwritten."""
     values = wide.numpy()
     if down is not None:
         rotate_runs(values.reshape(-1, other[0], other[1] * values.shape[1]), down)

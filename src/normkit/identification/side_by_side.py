@@ -67,7 +67,7 @@ class Run(threading.Thread):
             raise _AbandonedError
 
     def result(self) -> Any:
-        """What the function returned; what it raised is raised."""
+        """The value that the function returned; an error of the function is raised here."""
         if self._error is not None:
             raise self._error
         return self._result

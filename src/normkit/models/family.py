@@ -73,7 +73,7 @@ class NormEntry:
     reads: str = ""
     """Space whose rows it normalizes; "" where that does not matter, as for a norm of query heads."""
     joined: str = ""
-    """What each row is joined with, in words, before both are normalized as one; "" if rows are normalized alone."""
+    """The vectors that each row is joined with before both are normalized as one, in words; "" if there are none."""
     gives: str = ""
     """Point that readers name; "" for the norm's own path."""
     writes: tuple[str, ...] = ()

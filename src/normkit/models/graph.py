@@ -39,7 +39,7 @@ class Norm:
     reads: str
     """Space, or ""."""
     joined: str = ""
-    """What each row of the space is joined with, in words, or ""."""
+    """The vectors that each row of the space is joined with, in words; "" if there are none."""
     gives: str
     """Point."""
     writes: tuple[str, ...]

@@ -271,7 +271,7 @@ def test_names_get_the_room_of_roles_where_a_terminal_is_narrow(healthy):
     narrow, wide = (shown(Norms(norms.tables[0], norms.sections), width) for width in (80, 140))
     assert ("role" in narrow, "role" in wide) == (False, True)
     assert narrow.splitlines()[2].startswith("…0.blocks.0.layernorm_before_0 ")
-    # Where names do not fit even so, they are broken after dots.
+    # Names that still do not fit are broken after dots.
     rows = [line.split()[0] for line in shown(Norms(norms.tables[0], norms.sections), 50).splitlines()[3:6]]
     assert rows == ["swin.encoder.", "layers.0.", "blocks.0."]
 
