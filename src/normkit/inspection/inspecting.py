@@ -258,10 +258,9 @@ def _inspected(
                     if ids is not None and counts == "token":
                         seen.update((ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist())
 
-        blocks = [block.module for block in structure.blocks if block.leaves is None]
         causality = partial(loss.try_causality, model, few, outputs[0])
         # With weights in files, the text does not wait for the answer of the other run.
-        texted, tried = side_by_side(model, blocks, (run_text, causality))
+        texted, tried = side_by_side(model, structure.block_modules, (run_text, causality))
         tried()
         texted()
         outputs.clear()

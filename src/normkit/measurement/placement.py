@@ -341,10 +341,12 @@ class _Sweeper(Replayer):
     ) -> dict[str, Role]:
         """Roles, beside other streams of a block, of norms that read no first one, as of text beside an image."""
         x, found = first_tensor(args, kwargs), dict[str, Role]()
+        if x is None:
+            return found
         for other in floating_tensors((*args, *kwargs.values())):
             left = {path for path, role in {**roles, **found}.items() if role in _BESIDE}
-            is_stream = x is not None and other.dim() == x.dim() == 3 and other.shape[-1] == x.shape[-1]
-            if not left or x is None or not is_stream or other.shape == x.shape:
+            is_stream = other.dim() == x.dim() == 3 and other.shape[-1] == x.shape[-1]
+            if not left or not is_stream or other.shape == x.shape:
                 continue
             with suppress(ReplayError):
                 one = self.replay(block, args, kwargs, stream=other, scale=1.0, altered=None, factor=1.0, dtype=dtype)

@@ -267,8 +267,7 @@ class _Comparison:
             after = _Comparer(before, perturbation.kept)
             compared.append((perturbation, after, place, len(runs)))
             runs.append(partial(self._run, perturbation.after, after))
-        blocks = [block.module for block in self._structure.blocks if block.leaves is None]
-        outputs = [output() for output in side_by_side(self._model, blocks, runs)]
+        outputs = [output() for output in side_by_side(self._model, self._structure.block_modules, runs)]
         found = []
         for perturbation, after, one, other in compared:
             output, changed = outputs[one], outputs[other]

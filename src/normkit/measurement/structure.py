@@ -181,6 +181,11 @@ class Structure:
     idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of the parameters of norms that change no output, by path of the norm."""
 
+    @property
+    def block_modules(self) -> list[nn.Module]:
+        """The blocks that are modules, in forward order."""
+        return [block.module for block in self.blocks if block.leaves is None]
+
     def layout(self, *, is_pooled: bool) -> Layout:
         """The lines in the tables of what is measured of this model, as `layout_of` has them."""
         following = [block.path for block, swept in zip(self.blocks, self.sweeps, strict=True) if swept.follows]
