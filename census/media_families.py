@@ -33,8 +33,8 @@ written for this page; the others are classes of transformers. None has an error
 **Norms** are layers whose formula is a function of single rows; **batch norms** keep running statistics, and are
 judged by rules of their own. **Rows**: what one row of a norm is, or is a part of. **Placement** is read off how the
 output of a block grows with its input; of batch norms, whose statistics do not follow the input, off what is left with
-their outputs at 0. A block maps rows (B, rows, features) or a feature map to the same sizes: the first block of a stage
-changes them, and is not counted.
+their outputs at 0. A block maps rows (B, rows, features), rows (N, features)
+to which it adds, or a feature map to the same sizes: the first block of a stage changes them, and is not counted.
 """
 COLUMNS = ("family", "norms", "rows", "batch norms", "placement of the blocks", "final norm", "notes")
 

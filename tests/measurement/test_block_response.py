@@ -247,6 +247,25 @@ def test_the_table_of_fingerprints(wiring, output_slope, branch_slope, rows_norm
         assert one.rows_normalized is rows_normalized
 
 
+@pytest.mark.parametrize("wiring", [pre, peri, output_only])
+def test_a_first_block_that_normalizes_the_embeddings_has_the_place_of_the_others(wiring):
+    """As in RWKV: its wiring is that of what leaves the norm."""
+    model, x = Stack(wiring, layers=3), torch.randn(1, TOKENS, WIDTH)
+    expected, roles = swept(model, x)
+    model.layers[0].wiring = lambda b, x: wiring(b, b.p1(x))
+    sweeps, found = swept(model, x)
+    assert [one.placement for one in sweeps] == [one.placement for one in expected]
+    assert found == {"layers.0.p1": "embedding", **roles}
+    assert sweeps[0].output_slope == pytest.approx(1, abs=0.05)
+    # In a later block the stream's length is lost, and a first block that is wired as no other one stays unplaced.
+    model.layers[0].wiring, model.layers[1].wiring = wiring, model.layers[0].wiring
+    placement = expected[0].placement
+    assert [one.placement for one in swept(model, x)[0]] == [placement, "unknown", placement]
+    model.layers[0].wiring, model.layers[1].wiring = model.layers[1].wiring, post
+    model.layers[2].wiring = post
+    assert [one.placement for one in swept(model, x)[0]] == ["unknown", "post", "post"]
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1e4])
 @pytest.mark.parametrize("wiring", [pre, post, peri])
 def test_the_scale_of_the_stream_does_not_matter(wiring, scale):
@@ -333,7 +352,7 @@ def test_a_norm_of_larger_maps_is_no_final_norm_and_one_of_places_no_norm_of_que
 
 
 def test_norms_in_blocks_that_are_not_found_are_no_norms_of_the_embedding():
-    """The towers of Qwen2.5-VL have rows (patches, features)."""
+    """As of a tower whose rows lie in maps of several frames."""
 
     class Tower(nn.Module):
         def __init__(self):
@@ -342,7 +361,7 @@ def test_norms_in_blocks_that_are_not_found_are_no_norms_of_the_embedding():
             self.start, self.layers = nn.LayerNorm(WIDTH), nn.Sequential(Plain(), Plain())
 
         def forward(self, x):
-            rows = x.flatten(0, 1)
+            rows = x[:, :, None, None]
             for block in self.patches:
                 rows = block(rows)
             return self.layers(self.start(rows.reshape(x.shape)))

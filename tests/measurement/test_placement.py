@@ -322,7 +322,7 @@ def test_arguments_are_replayed_as_they_were_given():
     block = Curious()
     x = torch.ones(1, 2, 4, dtype=torch.bfloat16)
     positions, mask, pair = torch.arange(2), torch.ones(2, 2, dtype=torch.bool), (torch.ones(2), torch.ones(2).half())
-    called, scaled = BlockCall(path="block", index=0, module=block), {"scale": 10.0, "altered": None, "factor": 1.0}
+    called, scaled = BlockCall(path="block", index=0, module=block), {"scale": 10.0, "factors": {}}
     named = {"mask": mask, "pair": pair, "flag": "yes"}
     replay = Replayer().replay(called, (positions, x), named, **scaled, stream=x, dtype=torch.float32)
     seen = block.seen[0]
@@ -338,7 +338,7 @@ def test_arguments_are_replayed_as_they_were_given():
 
 def test_a_block_that_raises_is_a_replay_error():
     replayer = Replayer()
-    arguments, x = {"scale": 1.0, "altered": None, "factor": 1.0, "dtype": torch.float32}, torch.ones(1, 2, 4)
+    arguments, x = {"scale": 1.0, "factors": {}, "dtype": torch.float32}, torch.ones(1, 2, 4)
     with pytest.raises(ReplayError, match="shapes cannot be multiplied"):
         replayer.replay(BlockCall(path="block", index=0, module=nn.Linear(3, 3)), (x,), {}, stream=x, **arguments)
     assert replayer.current is None
@@ -353,8 +353,8 @@ def test_what_a_norm_took_and_gave():
         def before_block(self, block, args, kwargs, /):
             if self.current is None:
                 arguments = {"stream": args[0], "scale": 100.0, "dtype": torch.float32}
-                seen.append(self.replay(block, args, kwargs, altered=None, factor=1.0, **arguments))
-                seen.append(self.replay(block, args, kwargs, altered=sites[0], factor=0.0, **arguments))
+                seen.append(self.replay(block, args, kwargs, **arguments, factors={}))
+                seen.append(self.replay(block, args, kwargs, **arguments, factors={sites[0].path: 0.0}))
 
     called = trace(model, lambda: model(x))
     sites, _ = find_sites(model, called)
@@ -392,8 +392,7 @@ def test_what_a_norm_overwrites_was_written_down_before():
             {},
             stream=x,
             scale=3.0,
-            altered=None,
-            factor=1.0,
+            factors={},
             dtype=torch.float32,
         )
     assert torch.equal(replay.inputs["norm"], torch.full((1, 2, 4), 3.0))

@@ -59,14 +59,14 @@ _FURTHER: dict[str, tuple[dict[str, int], dict[str, int], str | None]] = {
     "SigLIP, both towers": ({"patch": 5, "image": 1, "token": 5}, {"pre": 4}, "text_model.final_layer_norm"),
     # Picks the states of one block by their place in the run.
     "LLaVA": ({"patch": 5, "image": 1, "token": 5}, {"pre": 4}, "model.language_model.norm"),
-    "Qwen2.5-VL": ({"patch": 5, "token": 5}, {"pre": 2}, "model.language_model.norm"),
+    "Qwen2.5-VL": ({"patch": 5, "token": 5}, {"pre": 4}, "model.language_model.norm"),
     "Gemma 3": ({"patch": 6, "image": 1, "token": 13}, {"pre": 2, "peri": 2}, "model.language_model.norm"),
     "PaliGemma": ({"patch": 5, "image": 1, "token": 5}, {"pre": 4}, "model.language_model.norm"),
     "DiT": ({"patch": 5}, {"pre": 2}, "norm"),
     "UNet": ({"channel group": 9}, {"pre": 2}, None),
     "Mamba": ({"token": 3}, {"pre": 2}, "backbone.norm_f"),
     # The first block normalizes the embeddings before anything else.
-    "RWKV": ({"token": 6}, {"unknown": 1, "pre": 1}, "rwkv.ln_out"),
+    "RWKV": ({"token": 6}, {"pre": 2}, "rwkv.ln_out"),
     # No residual connection: there is no stream to place norms beside.
     "LSTM": ({"token": 7}, {"unknown": 2}, "norm"),
 }

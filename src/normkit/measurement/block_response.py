@@ -12,23 +12,27 @@ branch f(a x) - a x grows only where no norm sits on it. The role of a single no
     none                            grows           grows           none
     post                            stands still    grows           the stream goes through them, last through one
     residual-after-norm (a fault)   stands still    grows           the stream goes through one, then is added to
+
+The first block of a stack may normalize the embeddings as they enter, as in RWKV: its wiring is then what the table
+says of the multiples of what leaves that norm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite
 from normkit.measurement.facts import Placement, Role
 
 if TYPE_CHECKING:
-    from normkit.measurement.placement import Replay
+    from normkit.measurement.layout import BlockCall
 
 # Multiples of the stream, for a stream with a root mean square of at least 1: far above any eps and norm output.
 _SMALL, _LARGE = 100.0, 1000.0
@@ -68,7 +72,27 @@ class BlockSweep:
     """Every call was given the very tensor that the block before had returned, and no other call of that one was."""
 
 
-ReplayAt: TypeAlias = "Callable[[float, NormSite | None, float], Replay]"
+@dataclass(eq=False, kw_only=True)
+class Replay:
+    """One call of a block on a multiple of its stream; the tensors are on the CPU."""
+
+    x: Tensor
+    """The scaled stream that the block was given; of this and all other maps the channels are moved last."""
+    axis: int = -1
+    """Axis of the channels in the block's own stream."""
+    factors: Mapping[str, float]
+    """Factor on the output of a norm, by path; 0 silences the norm."""
+    y: Tensor = field(default_factory=lambda: torch.empty(0))
+    """The block's output."""
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    """Input of each norm at its first call, by path, in the order of these calls."""
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    """Output of each norm at its first call, by path."""
+    attentions: dict[str, set[str]] = field(default_factory=dict)
+    """Paths of the norms called before attention, by the path of the module that calls attention."""
+
+
+ReplayAt: TypeAlias = Callable[[float, "NormSite | None", float], Replay]
 UNKNOWN = BlockSweep(placement="unknown", output_slope=math.nan, branch_slope=math.nan, rows_normalized=None)
 
 
@@ -103,6 +127,13 @@ class BlockResponse:
             branch_slope=math.nan if is_bounded else self._branch_slope,
             rows_normalized=normalized,
         ), roles
+
+    def entrance(self) -> str | None:
+        """The norm that the stream goes through before anything is added to it; None where there is none."""
+        if self._output_slope >= _GROWS:
+            return None
+        path = next((path for path in self._large.inputs if self._stops_stream(path)), None)
+        return path if path is not None and self._reads_bare_stream(path) else None
 
     def _placement_beside_stream(self, roles: Mapping[str, Role]) -> Placement:
         pre = [path for path, role in roles.items() if role == "pre"]
@@ -241,6 +272,28 @@ class BlockResponse:
             gain = site.gain.to(y)
             rows = torch.where(gain == 0, 0.0, rows / gain)
         return _spread(_lengths(rows)) < _UNDONE_SPREAD
+
+
+def placement_of_batch_norms(block: BlockCall, norms: Sequence[nn.Module], replay: Callable[[], Replay]) -> Placement:
+    """The placement of batch norms, whose running statistics keep the scale of a stream; `replay` calls the block.
+
+    With their outputs at 0 the branch is gone: the block returns its stream, or what a ReLU at its end leaves of that.
+    """
+    entered: list[Tensor] = []
+
+    def silence(_module: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        entered.append(block.rows(local(args[0])).detach().clone().cpu())
+        return torch.zeros_like(y)
+
+    handles = [norm.register_forward_hook(silence) for norm in norms]
+    try:
+        silent = replay()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not any(median_cosine(silent.y, x) > _SAME_DIRECTION for x in (silent.x, silent.x.relu())):
+        return "unknown"
+    return "pre" if any(torch.equal(x, silent.x) for x in entered) else "in-branch"
 
 
 def median_cosine(a: Tensor, b: Tensor) -> float:

@@ -52,11 +52,12 @@ def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> 
 
     A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class,
     whose called members all have modules of their own and map (B, T, D) to (B, T, D), or maps (B, C, H, W) or
-    (B, H, W, C) to the same sizes. The first member of a list of maps may change the sizes, as the first of a stage
-    does: it is no block, the others are. Of maps, a list of one class of which only some members keep the sizes has
-    blocks where these add to their input, as inverted residuals do; so has a module that numbers such members. Lists
-    inside a block do not count. Of several lists, such as encoder and decoder, all are kept and the index runs on; a
-    list of one member counts only where there is no longer one. Norms, given by their paths, are no blocks.
+    (B, H, W, C) to the same sizes, or rows (N, D) to (N, D) where one of a class adds to its input. The first member of
+    a list of maps may change the sizes, as the first of a stage does: it is no block, the others are. Of maps, a list
+    of one class of which only some members keep the sizes has blocks where these add to their input, as inverted
+    residuals do; so has a module that numbers such members. Lists inside a block do not count. Of several lists, such
+    as encoder and decoder, all are kept and the index runs on; a list of one member counts only where there is no
+    longer one. Norms, given by their paths, are no blocks.
     """
     first_calls: dict[str, ModuleCall] = {}
     for call in trace.modules:
@@ -91,15 +92,16 @@ def _members(model: nn.Module, calls: Sequence[ModuleCall], changing: Set[str]) 
     """Paths of the members of a list that may be blocks, or begin a stage of blocks; none where the list has others."""
     paths = [call.path for call in calls]
     sizes = {len(shape) for call in calls for shape in (call.input_shape, call.output_shape)}
-    if any(not any(call.module.children()) for call in calls) or not sizes <= {3, 4}:
+    if any(not any(call.module.children()) for call in calls) or not (sizes <= {3, 4} or sizes == {2}):
         return []
+    # Stages change the sizes too, and add nothing to what they are given; nor do the layers of a head to rows (N, D).
+    adding = [call.path for call in calls if call.adds and call.path not in changing]
+    is_plain = len({type(call.module) for call in calls}) == 1 and bool(adding)
     is_list = isinstance(model.get_submodule(_parent(paths[0])), nn.ModuleList | nn.Sequential)
+    is_list &= is_plain or sizes != {2}
     if is_list and changing.isdisjoint(paths if sizes != {4} else paths[1:]):
         return paths
-    # Stages change the sizes too, and add nothing to what they are given.
-    adding = [call.path for call in calls if call.adds and call.path not in changing]
-    is_plain = sizes == {4} and len({type(call.module) for call in calls}) == 1
-    return [path for path in paths if path in changing or path in adding] if is_plain and adding else []
+    return [path for path in paths if path in changing or path in adding] if is_plain and sizes == {4} else []
 
 
 def _axis(trace: Trace, block: ModuleCall) -> Literal[-1, 1] | None:
@@ -243,9 +245,7 @@ def layout_of(
         path for path in inner if any(parent in ("", path) or path.startswith(f"{parent}.") for parent in parents)
     }
     entered = tuple(block.index for block in blocks if block.path not in following)
-    modules: dict[str, ModuleCall] = {}
-    for call in called.modules:
-        modules.setdefault(call.path, call)
+    modules = {call.path: call for call in reversed(called.modules)}
     functions = {(call.parent, call.function, call.ordinal): call for call in called.functions}
     dtypes, features = {}, []
     for site in sites:

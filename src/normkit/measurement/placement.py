@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,15 @@ from normkit.identification.sites import NormSite
 from normkit.identification.state import buffers_kept
 from normkit.identification.tracing import first_output, first_tensor, floating_tensors
 from normkit.measurement.attention import softmax_logits
-from normkit.measurement.block_response import UNKNOWN, BlockResponse, BlockSweep, median_cosine
-from normkit.measurement.facts import Placement, Role
+from normkit.measurement.block_response import (
+    UNKNOWN,
+    BlockResponse,
+    BlockSweep,
+    Replay,
+    median_cosine,
+    placement_of_batch_norms,
+)
+from normkit.measurement.facts import Role
 from normkit.measurement.hooks import Listener, observed
 from normkit.measurement.layout import BlockCall
 from normkit.measurement.running import mapped
@@ -29,28 +36,6 @@ from normkit.measurement.running import mapped
 
 class ReplayError(Exception):
     """A block could not be called again on a scaled or widened input, so that says nothing about its norms."""
-
-
-@dataclass(eq=False, kw_only=True)
-class Replay:
-    """One call of a block on a multiple of its stream; the tensors are on the CPU."""
-
-    x: Tensor
-    """The scaled stream that the block was given; of this and all other maps the channels are moved last."""
-    axis: int = -1
-    """Axis of the channels in the block's own stream."""
-    altered: NormSite | None
-    """A norm whose output was multiplied by `factor`, or None."""
-    factor: float
-    """The factor on that output; 0 silences the norm."""
-    y: Tensor = field(default_factory=lambda: torch.empty(0))
-    """The block's output."""
-    inputs: dict[str, Tensor] = field(default_factory=dict)
-    """Input of each norm at its first call, by path, in the order of these calls."""
-    outputs: dict[str, Tensor] = field(default_factory=dict)
-    """Output of each norm at its first call, by path."""
-    attentions: dict[str, set[str]] = field(default_factory=dict)
-    """Paths of the norms called before attention, by the path of the module that calls attention."""
 
 
 class Replayer(Listener):
@@ -68,8 +53,7 @@ class Replayer(Listener):
         *,
         stream: Tensor,
         scale: float,
-        altered: NormSite | None,
-        factor: float,
+        factors: Mapping[str, float],
         dtype: torch.dtype,
     ) -> Replay:
         """Call a block with one tensor of its arguments multiplied by `scale`.
@@ -88,7 +72,7 @@ class Replayer(Listener):
             def given(_name: str, tensor: Tensor) -> Tensor:
                 return x if tensor is stream else _widened(tensor, dtype)
 
-            replay = self.current = Replay(x=_copied(block.rows(x)), axis=block.axis, altered=altered, factor=factor)
+            replay = self.current = Replay(x=_copied(block.rows(x)), axis=block.axis, factors=factors)
             with torch.random.fork_rng(devices=devices):
                 output = _call(block.module, mapped(args, given), mapped(kwargs, given), dtype)
         except (RuntimeError, TypeError) as error:
@@ -112,7 +96,8 @@ class Replayer(Listener):
             return None
         if site.path not in self.current.outputs:
             self.current.outputs[site.path] = _copied(_rows(site, y, self.current.axis))
-        return y * self.current.factor if self.current.altered is site else None
+        factor = self.current.factors.get(site.path)
+        return None if factor is None else y * factor
 
     def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Record the norms that were called before attention."""
@@ -160,28 +145,6 @@ def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype)
 
 
-def _placed_by_batch(block: BlockCall, norms: Sequence[nn.Module], replay: Callable[[], Replay]) -> Placement:
-    """The placement of batch norms, whose running statistics keep the scale of a stream; `replay` calls the block.
-
-    With their outputs at 0 the branch is gone: the block returns its stream, or what a ReLU at its end leaves of that.
-    """
-    entered: list[Tensor] = []
-
-    def silence(_module: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> Tensor:
-        entered.append(_copied(block.rows(args[0])))
-        return torch.zeros_like(y)
-
-    handles = [norm.register_forward_hook(silence) for norm in norms]
-    try:
-        silent = replay()
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not any(median_cosine(silent.y, x) > _SAME_DIRECTION for x in (silent.x, silent.x.relu())):
-        return "unknown"
-    return "pre" if any(torch.equal(x, silent.x) for x in entered) else "in-branch"
-
-
 # A norm at the end of a stack reads what the last block returned, up to a factor.
 _SAME_DIRECTION = 0.99
 
@@ -201,6 +164,7 @@ def sweep(
     sweeper = _Sweeper(sites)
     with torch.no_grad(), observed(model, sites, blocks, [path for path, _ in model.named_modules()], sweeper):
         run()
+    sweeper.settle()
     # Roles of the norms outside the blocks, and the norm after the last block. A module of a block's class that is no
     # block, as where it changes the sizes, has norms of its own.
     classes = {type(block.module) for block in blocks} - {nn.Sequential}
@@ -268,6 +232,7 @@ class _Sweeper(Replayer):
         self._stream: Tensor | None = None
         self._entered: Tensor | None = None
         self._changes: dict[str, tuple[float, float]] = {}
+        self._entrances: dict[str, tuple[BlockSweep, dict[str, Role]]] = {}
         self._in_block, self._axis = False, -1
         self._returned: tuple[int, Tensor, int] | None = None
         self._calls: Counter[int] = Counter()
@@ -280,6 +245,19 @@ class _Sweeper(Replayer):
         follows = len(calls) == 1 and 0 not in calls
         return replace(self.sweeps.get(block.path, UNKNOWN), branch_share=share, cosine=cosine, follows=follows)
 
+    def settle(self) -> None:
+        """Place first blocks that normalize the embeddings: what leaves that norm is the stream of their branches.
+
+        They are placed where that gives them the placement of all other blocks of their list.
+        """
+        for path, (inside, roles) in self._entrances.items():
+            parent = path.rpartition(".")[0]
+            like = {other: each for other, each in self.sweeps.items() if other.rpartition(".")[0] == parent}
+            others = {each.placement for other, each in like.items() if other != path}
+            if inside.placement not in ("unknown", "residual-after-norm") and others <= {inside.placement}:
+                self.sweeps[path] = inside
+                self.roles |= roles
+
     def before_block(self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if self.current is not None:
             return
@@ -289,7 +267,9 @@ class _Sweeper(Replayer):
             before, y, version = self._returned
             self._following[block.index] += before == block.index - 1 and y is x and x._version == version
         self._in_block, self._axis = True, block.axis
-        self.visits.append(_Visit(block_list=block.path.rpartition(".")[0]))
+        block_list = block.path.rpartition(".")[0]
+        is_first = all(visit.block_list != block_list for visit in self.visits)
+        self.visits.append(_Visit(block_list=block_list))
         # Only a module can be called again.
         if block.path in self.sweeps or block.leaves is not None:
             return
@@ -304,10 +284,16 @@ class _Sweeper(Replayer):
             replay = self._replaying(block, args, kwargs, stream, dtype)
             fingerprint = BlockResponse(self._sites, replay)
             found, roles = fingerprint.read()
+            if found.placement == "unknown" and is_first and (entrance := fingerprint.entrance()) is not None:
+                behind = self._replaying(block, args, kwargs, stream, dtype, entrance)
+                inside, others = BlockResponse(self._sites, behind).read()
+                self._entrances[block.path] = inside, others | {entrance: "embedding"}
             norms = [each for each in block.module.modules() if isinstance(getattr(each, "running_mean", None), Tensor)]
             # A bounded activation in the branch, such as ReLU6, makes it stand still without a norm of rows.
             if found.placement in ("none", "unknown") and norms and not roles:
-                found = replace(found, placement=_placed_by_batch(block, norms, lambda: replay(1000.0, None, 1.0)))
+                found = replace(
+                    found, placement=placement_of_batch_norms(block, norms, lambda: replay(1000.0, None, 1.0))
+                )
             self.sweeps[block.path] = found
             self.roles |= roles | self._roles_beside(block, args, kwargs, roles, dtype)
             return fingerprint.is_resolved
@@ -317,16 +303,35 @@ class _Sweeper(Replayer):
             read(torch.float32) or read(torch.float64)
 
     def _replaying(
-        self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object], stream: Tensor, dtype: torch.dtype
+        self,
+        block: BlockCall,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        stream: Tensor,
+        dtype: torch.dtype,
+        entrance: str | None = None,
     ) -> Callable[[float, NormSite | None, float], Replay]:
-        """Replays of a block on multiples of a stream whose root mean square is made at least 1."""
-        unit = max(1.0, 1.0 / _median_rms(block.rows(local(stream))))
+        """Replays of a block on multiples of a stream whose root mean square is made at least 1.
 
-        def replay(scale: float, altered: NormSite | None, factor: float) -> Replay:
-            by = scale * unit
-            one = self.replay(block, args, kwargs, stream=stream, scale=by, altered=altered, factor=factor, dtype=dtype)
+        With an entrance, a norm that the stream goes through first, the multiples are those of what leaves that norm.
+        """
+
+        def once(scale: float, factors: Mapping[str, float]) -> Replay:
+            one = self.replay(block, args, kwargs, stream=stream, scale=scale, factors=factors, dtype=dtype)
             if one.y.shape != one.x.shape:
                 raise ReplayError("the output has other rows than the input, as where a process has its own")
+            return one
+
+        begins = block.rows(local(stream)) if entrance is None else once(1.0, {}).outputs[entrance]
+        unit = max(1.0, 1.0 / _median_rms(begins))
+
+        def replay(scale: float, altered: NormSite | None, factor: float) -> Replay:
+            by, factors = scale * unit, {} if altered is None else {altered.path: factor}
+            if entrance is None:
+                return once(by, factors)
+            one = once(1.0, factors | {entrance: by})
+            del one.inputs[entrance]
+            one.x = one.outputs.pop(entrance) * by
             return one
 
         return replay
@@ -349,7 +354,7 @@ class _Sweeper(Replayer):
             if not left or not is_stream or other.shape == x.shape:
                 continue
             with suppress(ReplayError):
-                one = self.replay(block, args, kwargs, stream=other, scale=1.0, altered=None, factor=1.0, dtype=dtype)
+                one = self.replay(block, args, kwargs, stream=other, scale=1.0, factors={}, dtype=dtype)
                 # A stream may end in its last block, which reads it and returns no such rows.
                 read: dict[str, Role] = {path: "pre" for path, given in one.inputs.items() if torch.equal(given, one.x)}
                 if one.y.shape == one.x.shape and 0 < _median_rms(other) < math.inf:
