@@ -11,6 +11,7 @@ from torch import Tensor
 from normkit.comparison import other_tensors
 from normkit.comparison.causes import causes_of
 from normkit.comparison.differences import Comparison
+from normkit.comparison.report import values_facts
 from normkit.comparison.rows import Rows
 from normkit.comparison.values import Values, compare_values
 from normkit.comparison.weights import weights_of
@@ -172,3 +173,59 @@ def test_numbers_of_an_exporter_are_no_names() -> None:
     others = compare_values(*sides).others
     assert (others.paired, others.matrices, others.missing, others.extra) == (2, {}, (), ())
     assert others.notes == ("1 tensor with a number for a name, as onnx::MatMul_920, not paired",)
+
+
+def in_other_words(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a model whose author chose other words for all but the norms."""
+    words = {
+        "layers": "h",
+        "attn.q_proj": "mix.w1",
+        "attn.o_proj": "mix.w2",
+        "mlp.up": "grow",
+        "embed.weight": "tokens",
+    }
+    found = {}
+    for name, each in tensors.items():
+        for word, other in words.items() if "norm" not in name else ():
+            name = name.replace(word, other)
+        found[name] = each
+    return found
+
+
+def test_tensors_with_other_names_are_paired_by_their_values() -> None:
+    reference, generator = model(), torch.Generator().manual_seed(4)
+    reference["model.embed.weight"] = torch.randn(100, 64, generator=generator)
+    for layer in range(LAYERS):
+        # What is constant goes with the matrix beside it.
+        reference[f"model.layers.{layer}.mlp.up.bias"] = torch.zeros(3 * 64)
+        reference[f"model.layers.{layer}.attn.o_proj.bias"] = torch.randn(64, generator=generator)
+    port, name = in_other_words(reference), "model.h.1.mix.w2.weight"
+    found = compared(port, reference).others
+    assert found.renamed == {one: two for one, two in zip(port, reference, strict=True) if one != two}
+    assert (found.matrices, found.missing, found.extra, found.undecided) == ({}, (), (), ())
+    assert compared({**port, name: port[name].T.contiguous()}, reference).others.matrices == {name: "transposed"}
+    drawn = torch.randn(64, 64, generator=generator)
+    assert compared({**port, name: drawn}, reference).others.matrices == {name: "unrelated"}
+    around = {one: each.T.contiguous() if each.dim() == 2 and ".h." in one else each for one, each in port.items()}
+    assert compared(around, reference).others.matrices == {}
+    lost = compared({one: each for one, each in port.items() if one != name}, reference).others
+    assert (lost.missing, lost.extra) == (("model.layers.1.attn.o_proj.weight",), ())
+
+
+def test_tensors_that_neither_names_nor_values_pair_are_not_said_to_be_missing() -> None:
+    reference, generator = model(), torch.Generator().manual_seed(8)
+    drawn = {
+        name: torch.randn(each.shape, generator=generator) if each.dim() == 2 else each
+        for name, each in reference.items()
+    }
+    values = compared(in_other_words(drawn), reference)
+    others = values.others
+    # The one kind of its shape is paired by that, and is another model's.
+    assert [*others.renamed] == [f"model.h.{layer}.grow.weight" for layer in range(LAYERS)]
+    assert others.matrices == dict.fromkeys(others.renamed, "unrelated")
+    assert len(others.missing) == len(others.extra) == 2 * LAYERS
+    assert others.undecided == others.missing
+    told_of = [fact.value for fact in values_facts(values) if fact.label == "other tensors"]
+    assert "under no name of the port, which has others of their shapes (model.layers.0.attn." in told_of[0]
+    assert "missing" not in told_of[0]
+    assert "3 by values or shapes, as names differ (model.h.0.grow.weight for model.layers.0.mlp.up" in told_of[0]

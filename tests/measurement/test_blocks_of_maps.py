@@ -164,3 +164,23 @@ def test_the_stream_of_a_block_that_returns_another_one_first():
     assert [(block.path, block.placement) for block in inspection.blocks] == [("layers.0", "pre"), ("layers.1", "pre")]
     assert [block.stream_out.rows for block in inspection.blocks] == [14, 14]
     assert {site.role for site in inspection.sites} == {"pre"}
+
+
+def test_rows_of_one_matrix_are_a_stream_where_a_module_adds_to_them():
+    """As the patches of all images in the tower of Qwen2.5-VL."""
+
+    class Layer(nn.Sequential):
+        pass
+
+    x = torch.randn(5, 8)
+    model = Listed(layers=[Adding(), Adding()])
+    assert found(model, lambda: model(x)) == [("layers.0", 0), ("layers.1", 1)]
+    # Layers of a head, experts, and a list of several classes.
+    model = Listed(head=[Layer(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)])
+    assert found(model, lambda: model(x)) == []
+    model = Listed(head=[Adding(), Layer(nn.Linear(8, 8), nn.ReLU())])
+    assert found(model, lambda: model(x)) == []
+    # One that does not add is a block among others that do.
+    model = Listed(layers=[Adding(), Adding(), Adding()])
+    model.layers[1].forward = model.layers[1].linear.forward
+    assert [path for path, _ in found(model, lambda: model(x))] == ["layers.0", "layers.1", "layers.2"]

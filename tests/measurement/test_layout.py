@@ -371,26 +371,6 @@ def test_a_sequential_of_several_classes_is_a_branch():
     assert found(Listed(head=nn.Sequential(nn.Sequential(nn.Linear(8, 8)), Adding()))) == []
 
 
-def test_rows_of_one_matrix_are_a_stream_where_a_module_adds_to_them():
-    """As the patches of all images in the tower of Qwen2.5-VL."""
-
-    class Layer(nn.Sequential):
-        pass
-
-    x = torch.randn(5, 8)
-    model = Listed(layers=[Adding(), Adding()])
-    assert found(model, lambda: model(x)) == [("layers.0", 0), ("layers.1", 1)]
-    # Layers of a head, experts, and a list of several classes.
-    model = Listed(head=[Layer(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)])
-    assert found(model, lambda: model(x)) == []
-    model = Listed(head=[Adding(), Layer(nn.Linear(8, 8), nn.ReLU())])
-    assert found(model, lambda: model(x)) == []
-    # One that does not add is a block among others that do.
-    model = Listed(layers=[Adding(), Adding(), Adding()])
-    model.layers[1].forward = model.layers[1].linear.forward
-    assert [path for path, _ in found(model, lambda: model(x))] == ["layers.0", "layers.1", "layers.2"]
-
-
 def test_volumes_are_not_a_stream():
     model = Listed(layers=[Adding(), Adding()])
     assert found(model, lambda: model(torch.randn(2, 2, 3, 5, 8))) == []

@@ -1,9 +1,9 @@
 """The tensors of two models that are not of norms: which are missing, of another shape, or other matrices.
 
-Of matrices a few rows are read. Rows of a right port correlate with the reference's: by 0.8 or more where they were
-quantized to two bits. Unrelated ones correlate by about `1 / sqrt(numbers)`. Between the two nothing is claimed. Some
-converters store rows in another order, so a matrix is called unrelated only if the sums of its rows and those of its
-columns are unrelated too.
+Tensors are paired by name, then by values. Of matrices a few rows are read. Rows of a right port correlate with the
+reference's: by 0.8 or more where they were quantized to two bits. Unrelated ones correlate by about
+`1 / sqrt(numbers)`. Between the two nothing is claimed. Some converters store rows in another order, so a matrix is
+called unrelated only if the sums of its rows and those of its columns are unrelated too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from normkit.checkpoint.plan import FLOATS
 from normkit.comparison.folded_gains import CHUNK
-from normkit.comparison.parameter_pairs import numbers_of, pair_paths
+from normkit.comparison.parameter_pairs import numbers_of, pair_kinds, pair_paths
+from normkit.comparison.parameters import NormTensors
 from normkit.comparison.quantized import MlxSource, has_other_scales
 from normkit.comparison.runtimes import reorders
 from normkit.comparison.weights import Weights
@@ -47,6 +49,9 @@ _NUMBERS, _ROWS, _SIDE = 4096, 8, 32
 """The numbers and the most rows of each of the two blocks that are read first, and the rows of those of a square matrix
 that may be transposed."""
 
+_ALIKE, _FEWEST_TELLING = 0.99, 16
+"""The least correlation of two vectors that are one, rounded, and the fewest numbers for which that is no chance."""
+
 _COUNTER = re.compile(r"onnx::\w+_\d+$|(?:^|/)(?:const|constant|initializer|tensor|val|arg|t|_v|)_?\d+$", re.IGNORECASE)
 """Names that torch.onnx and onnx's optimizers give: onnx::MatMul_920, /const_12, val_3, 417."""
 
@@ -57,8 +62,12 @@ class OtherTensors:
 
     paired: int = 0
     """How many have a counterpart."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Name in the port -> name in the reference, of those that values or sizes paired, as the names do not tell."""
     missing: tuple[str, ...] = ()
     """Names in the reference without a counterpart in the port."""
+    undecided: tuple[str, ...] = ()
+    """Those of them of whose shape the port has tensors without a counterpart: they may be there under another name."""
     extra: tuple[str, ...] = ()
     """Names in the port without a counterpart in the reference."""
     reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
@@ -83,7 +92,7 @@ def compare_others(
     progress: Callable[[str, int, int], None],
     factors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> OtherTensors:
-    """Pair tensors by name, whatever stands before it, and by the runtime's table of names; compare the matrices.
+    """Pair tensors by name, whatever stands before it, by the runtime's table of names, by values; compare matrices.
 
     `factors` are gains of the reference that the columns of a matrix of the port hold, by its name.
     """
@@ -93,16 +102,26 @@ def compare_others(
     held, held_there = {*names}, {*names_there}
     ours = [_known(name, port.names, held_there) for name in names]
     theirs = [_known(name, reference.names, held) for name in names_there]
-    pairs = pair_paths(ours, theirs)
-    shapes = [(names[one], names_there[other]) for one, other in pairs]
-    taken, taken_there = {one for one, _ in pairs}, {other for _, other in pairs}
+    shapes = [(names[one], names_there[other]) for one, other in pair_paths(ours, theirs)]
+    taken, taken_there = ({pair[side] for pair in shapes} for side in (0, 1))
+    extra, missing = (
+        [name for name in names if name not in taken],
+        [name for name in names_there if name not in taken_there],
+    )
+    renamed = _renamed(port, reference, extra, missing) if extra and missing else {}
+    shapes += renamed.items()
+    extra = [name for name in extra if name not in renamed]
+    missing = [name for name in missing if name not in {*renamed.values()}]
+    left = {_shape(port, name) for name in extra}
     matrices, notes = compare_matrices(port, reference, shapes, progress, factors)
     if counters:
         notes += (f"{counted(len(counters), 'tensor')} with a number for a name, as {counters[0]}, not paired",)
     return OtherTensors(
-        paired=len(pairs),
-        missing=tuple(name for place, name in enumerate(names_there) if place not in taken_there),
-        extra=tuple(name for place, name in enumerate(names) if place not in taken),
+        paired=len(shapes),
+        renamed=renamed,
+        missing=tuple(missing),
+        undecided=tuple(name for name in missing if _shape(reference, name) in left),
+        extra=tuple(extra),
         reshaped={
             name: (port.source.tensors[name].shape, reference.source.tensors[other].shape)
             for name, other in shapes
@@ -111,6 +130,60 @@ def compare_others(
         matrices=matrices,
         notes=notes,
     )
+
+
+def _renamed(port: Weights, reference: Weights, names: Sequence[str], names_there: Sequence[str]) -> dict[str, str]:
+    """Name in the port -> name in the reference, of tensors whose names do not tell.
+
+    Kinds of tensors belong together whose values are related in most layers, matrices either way round, or which alone
+    have their shape in several layers; what stands beside a tensor that is paired goes with it.
+    """
+    ours, theirs = cache(partial(_rows, port)), cache(partial(_rows, reference))
+
+    def related(one: NormTensors, other: NormTensors) -> bool:
+        shape, shape_there = port.source.tensors[one.path].shape, reference.source.tensors[other.path].shape
+        try:
+            if len(shape) < 2 or math.prod(shape) < LEAST:
+                vectors = [read(each.path, math.prod(shape)) for read, each in ((ours, one), (theirs, other))]
+                return math.prod(shape) >= _FEWEST_TELLING and (_correlation(*vectors)[0] or 0.0) > _ALIKE
+            few = min(_ROWS, max(1, _NUMBERS // shape[-1]))
+            if (
+                shape == shape_there
+                and (_correlation(ours(one.path, few), theirs(other.path, few))[0] or 0.0) >= RELATED
+            ):
+                return True
+            if len(shape) != 2 or shape != shape_there[::-1]:
+                return False
+            corners = [read(each.path, _SIDE)[:_SIDE, :_SIDE] for read, each in ((ours, one), (theirs, other))]
+            return (_correlation(corners[0], corners[1].T)[0] or 0.0) >= RELATED
+        except ModelError:
+            return False
+
+    one_side, other_side = (
+        [NormTensors(path=name, weight=name, bias=None, shape=_shape(side, name), is_named=False) for name in each]
+        for side, each in ((port, names), (reference, names_there))
+    )
+    found = {
+        one.path: other.path
+        for pairs, by in pair_kinds(one_side, other_side, related)
+        if by == "values" or (by == "size" and len(pairs) > 1)
+        for one, other in pairs
+    }
+    beside = {name.rpartition(".")[0]: other.rpartition(".")[0] for name, other in found.items()}
+    taken = {*found.values()}
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        other = f"{beside[parent]}.{last}" if parent in beside else ""
+        is_free = name not in found and other in names_there and other not in taken
+        if is_free and _shape(port, name) == _shape(reference, other):
+            found[name] = other
+    return found
+
+
+def _shape(weights: Weights, name: str) -> tuple[int, ...]:
+    """The shape of a tensor, that of a matrix without the order of its axes: it may be stored either way round."""
+    shape = weights.source.tensors[name].shape
+    return tuple(sorted(shape)) if len(shape) == 2 else shape
 
 
 def _is_counter(name: str, weights: Weights) -> bool:

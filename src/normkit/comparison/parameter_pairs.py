@@ -82,7 +82,7 @@ def pair_norms(
     taken = {id(pair.reference) for pair in found.values()}
     left = [norm for norm in port if id(norm) not in found]
     left_there = [norm for norm in reference if id(norm) not in taken]
-    for pairs, by in _by_kind(left, left_there, related):
+    for pairs, by in pair_kinds(left, left_there, related):
         found |= {id(norm): TensorPair(norm=norm, reference=other, paired_by=by) for norm, other in pairs}
     return tuple(found[id(norm)] for norm in port if id(norm) in found)
 
@@ -189,10 +189,13 @@ def _is_telling(before: Sequence[str], before_there: Sequence[str]) -> bool:
     return not re.search(r"\d|" + _PARTS, apart)
 
 
-def _by_kind(
+def pair_kinds(
     port: Sequence[NormTensors], reference: Sequence[NormTensors], related: Related
 ) -> list[tuple[list[tuple[NormTensors, NormTensors]], PairedBy]]:
-    """Norms of kinds with other words: those kinds belong together whose values are related in most layers."""
+    """Pair norms whose kinds have other words: those kinds belong together whose values are related in most layers.
+
+    The rest is paired by size where as many kinds of a size are left on both sides, one ("size") or several ("order").
+    """
     kinds, kinds_there = _kinds(port), _kinds(reference)
     found: list[tuple[list[tuple[NormTensors, NormTensors]], PairedBy]] = []
     scores = []

@@ -88,17 +88,21 @@ def values_facts(found: Values) -> tuple[Fact, ...]:
         tone: Tone = "note" if what == "other values" else "error"
         facts.append(Fact("matrices", f"{shortened(names, 2)}: {what}", tone))
     facts += [Fact("matrices", note, "note") for note in others.notes]
-    if others.missing or others.extra or others.reshaped:
+    if others.missing or others.extra or others.reshaped or others.renamed:
+        missing = [name for name in others.missing if name not in {*others.undecided}]
+        like = [f"{name} for {other}" for name, other in others.renamed.items()]
         words = [
             f"{len(names)} {what} ({shortened(names, 2)})"
             for names, what in (
-                (others.missing, "missing"),
+                (like, "by values or shapes, as names differ"),
+                (others.undecided, "under no name of the port, which has others of their shapes"),
+                (missing, "missing"),
                 (others.extra, "only in the port"),
                 ([*others.reshaped], "of another shape"),
             )
             if names
         ]
-        facts.append(Fact("other tensors", f"{others.paired} paired by name, {', '.join(words)}"))
+        facts.append(Fact("other tensors", f"{others.paired - len(like)} paired by name, {', '.join(words)}"))
     return tuple(facts)
 
 

@@ -205,7 +205,11 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         missing=tuple(name for name in missing if name not in kept),
         extra=tuple(name for name in extra if name not in kept),
         left_out={name: reason for name, reason in ours.left_out.items() if name not in taken},
-        others=replace(others, missing=tuple(name for name in others.missing if name not in kept)),
+        others=replace(
+            others,
+            missing=tuple(name for name in others.missing if name not in kept),
+            undecided=tuple(name for name in others.undecided if name not in kept),
+        ),
         elsewhere=kept,
         running=running,
         batch_norms=batch_norms,

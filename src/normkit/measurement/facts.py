@@ -298,7 +298,7 @@ class BatchNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One repeated block: a member of a list that maps a stream (B, T, D) or (N, D), or maps of pixels, to the same sizes."""
+    """One repeated block: a member of a list that maps (B, T, D), (N, D) or maps of pixels to the same sizes."""
 
     path: str
     """The module's path."""
