@@ -53,6 +53,8 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("falcon_h1", {"mamba_norm_before_gate": False, "projectors_bias": True, "attention_bias": True}),
     ("granitemoehybrid", {"num_local_experts": 0, "attention_bias": True}),
     ("nemotron_h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
+    ("zamba2", {"add_bias_linear": True}),
+    ("zamba2_adapters", {"num_mem_blocks": 2}),
     ("lfm2", {"conv_bias": True}),
     ("t5", {"num_decoder_layers": 3}),
     ("t5_relu", {"num_layers": 3, "num_decoder_layers": 1}),

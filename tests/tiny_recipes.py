@@ -98,6 +98,16 @@ _NEMOTRON = {
     **_GROUPS,
 }
 _HYBRID = {"layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 28}
+_ZAMBA2 = {
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+    "num_hidden_layers": 3,
+    "num_key_value_heads": HEADS,
+    "n_mamba_heads": 8,
+    "mamba_d_state": 6,
+    "mamba_ngroups": 2,
+    "chunk_size": 4,
+    "adapter_rank": 6,
+}
 _LFM2 = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 _MUP = {"mlp_multipliers": [0.7, 1.3], "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 1.4], "key_multiplier": 0.6}
 _MUP |= {"embedding_multiplier": 1.5, "attention_in_multiplier": 0.9, "attention_out_multiplier": 1.1}
@@ -254,6 +264,8 @@ RECIPES: dict[str, Recipe] = {
     "granitemoehybrid": _causal("GraniteMoeHybrid", **_HYBRID, **_SCAN),
     "nemotron_h": Recipe(name="NemotronH", options=_NEMOTRON, ties=()),
     "nemotron_h_latent": Recipe(name="NemotronH", options={**_NEMOTRON, "moe_latent_size": 14}, ties=()),
+    "zamba2": _causal("Zamba2", **_ZAMBA2),
+    "zamba2_adapters": _causal("Zamba2", **_ZAMBA2, use_shared_attention_adapter=True, use_mem_rope=True),
     "lfm2": _causal("Lfm2", **_LFM2),
     "t5": Recipe(name="T5", head="ForConditionalGeneration", options={"feed_forward_proj": "gated-gelu", **_T5}),
     "t5_relu": Recipe(name="T5", head="ForConditionalGeneration", options=_T5),

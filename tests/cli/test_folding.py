@@ -14,7 +14,8 @@ import pytest
 from click.testing import Result
 
 from normkit import demo
-from normkit.checkpoint import hub
+from normkit.checkpoint import fold, hub
+from normkit.errors import ModelError
 
 Run = Callable[..., Result]
 
@@ -181,6 +182,15 @@ def test_what_gguf_needs_is_said(run: Run, words: list[str], message: str):
     assert result.exit_code == 2
     assert message in result.stderr
     assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["out"], ["out.gguf", "--metadata", "model.gguf"], ["--plan"]])
+def test_a_gguf_file_is_written_and_not_read(run: Run, words: list[str]):
+    Path("model.gguf").touch()
+    told = "expected the folder of a model, got the GGUF file model.gguf, which is written and not read; fold the"
+    assert told in line(run("fold", "model.gguf", *words))
+    with pytest.raises(ModelError, match="fold the checkpoint that it was made from"):
+        fold("model.gguf", "out")
 
 
 @pytest.mark.slow

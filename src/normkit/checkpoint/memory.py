@@ -232,15 +232,19 @@ def _apply(model: nn.Module, plan: FoldPlan, source: Source, scaled: Mapping[str
         config: Any = model.config
         setattr(attrgetter(".".join(above))(config) if above else config, key, value)
     for path in scaled.keys() - plan.swaps.keys():
-        _halve_eps(model.get_submodule(path), plan.options["halvings"])
+        _halve_eps(model, path, plan.options["halvings"])
     return Folding(plan=plan, vectors=before, columns=columns, norms=norms, scaled=tuple(scaled))
 
 
-def _halve_eps(norm: nn.Module, halvings: int) -> None:
-    """Set the eps of a norm for rows that are halved this often."""
-    for name in _EPS:
-        if hasattr(norm, name):
-            setattr(norm, name, getattr(norm, name) * 0.25**halvings)
+def _halve_eps(model: nn.Module, path: str, halvings: int) -> None:
+    """Set the eps of a norm, and of those that share its gain, for rows that are halved this often."""
+    own = model.get_submodule(path)
+    gain: Any = getattr(own, "weight", None)
+    for norm in model.modules():
+        if norm is own or (gain is not None and getattr(norm, "weight", None) is gain):
+            for name in _EPS:
+                if hasattr(norm, name):
+                    setattr(norm, name, getattr(norm, name) * 0.25**halvings)
 
 
 def _require_possible(edit: TensorEdit, source: Source) -> None:
@@ -284,7 +288,7 @@ def _undo(model: nn.Module, folding: Folding) -> Folding:
                     model.get_submodule(path).register_parameter("bias", None)
     for path in folding.scaled:
         if path not in folding.norms:
-            _halve_eps(model.get_submodule(path), -folding.plan.options["halvings"])
+            _halve_eps(model, path, -folding.plan.options["halvings"])
     for key, value in folding.plan.config.items() if folding.scaled else ():
         if isinstance(value, float):
             setattr(model.config, key, value * 4.0 ** folding.plan.options["halvings"])

@@ -259,6 +259,15 @@ class OpenedFolder(Opened):
         self.source.close()
 
 
+def refuse_gguf(path: Path) -> None:
+    """Raise ModelError if a path that is to be folded is a GGUF file."""
+    if path.suffix == ".gguf" and path.is_file():
+        raise ModelError(
+            f"expected the folder of a model, got the GGUF file {path}, which is written and not read; fold the "
+            f"checkpoint that it was made from: normkit fold SRC DST.gguf --metadata {path}"
+        )
+
+
 def open_checkpoint(folder: Path) -> OpenedFolder:
     """Read headers and configuration of a model folder.
 
@@ -268,6 +277,7 @@ def open_checkpoint(folder: Path) -> OpenedFolder:
     # The configuration of a model that only runs is read without torch.
     from normkit.checkpoint.reader import CheckpointSource
 
+    refuse_gguf(folder)
     if not folder.is_dir():
         raise ModelError(f"expected the folder of a model, got {folder}; fetch it first, then give its folder")
     # A folder without a configuration may be anything, and large.

@@ -84,9 +84,10 @@ def rotate_values(context: FoldContext, builder: PlanBuilder, attention: Attenti
         return False
     turn = _rotation(size, f"{by}/{attention.name}" if isinstance(by, int) else by.values[attention.name])
     rows = value_rows(attention, size)
-    builder.rotate(value.weight, replace(turn, axis=value.out_axis, rows=rows))
-    if value.bias is not None:
-        builder.rotate(value.bias, replace(turn, rows=rows))
+    for linear in (value, *(each for each in context.graph.linears if each.beside == value.name)):
+        builder.rotate(linear.weight, replace(turn, axis=linear.out_axis, rows=rows))
+        if linear.bias is not None:
+            builder.rotate(linear.bias, replace(turn, rows=rows))
     builder.rotate(output.weight, replace(turn, axis=output.in_axis))
     return True
 
@@ -108,8 +109,6 @@ def _obstacles(
         if space in graph.returned:
             yield space, f"{graph.architecture} returns the {space}"
         for norm in graph.norms_of(space):
-            if norm.joined:
-                yield norm.name, f"it normalizes the {space} joined with {norm.joined}"
             if norm.kind == "layer" and norm.name not in becomes_rms:
                 yield norm.name, "it stays a LayerNorm, and the mean that it takes out does not turn with its input"
             if norm.weight is not None and not builder.has_plain_gain(

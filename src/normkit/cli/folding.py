@@ -171,12 +171,13 @@ def fold_checkpoint(
     from normkit.checkpoint.hub import find_model
     from normkit.checkpoint.migration import asked_scales
     from normkit.checkpoint.model_folder import snapshot_of
-    from normkit.checkpoint.opening import open_checkpoint
+    from normkit.checkpoint.opening import open_checkpoint, refuse_gguf
     from normkit.checkpoint.orthogonal import asked_matrices
     from normkit.checkpoint.planning import make_plan
     from normkit.errors import InputError
 
     shown = shows_progress(quiet=quiet or as_json)
+    refuse_gguf(Path(source).expanduser())
     folder, identifier = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
     if destination is None and not only_plan:
         raise click.UsageError("Missing argument 'DST', the folder to write; --plan needs none.")

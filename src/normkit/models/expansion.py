@@ -228,6 +228,7 @@ class _Expansion:
             out_axis=axes[1],
             reads=self._place(entry.reads, at, indices),
             is_joined=entry.joined,
+            beside=self._place(entry.beside, at, indices),
             writes=self._place(entry.writes, at, indices),
             through=entry.through,
             scaled_by=entry.scaled_by,

@@ -73,7 +73,7 @@ class NormEntry:
     reads: str = ""
     """Space whose rows it normalizes; "" where that does not matter, as for a norm of query heads."""
     joined: str = ""
-    """The vectors that each row is joined with before both are normalized as one, in words; "" if there are none."""
+    """The other vectors of that space with which each row is joined before both are normalized as one, in words."""
     gives: str = ""
     """Point that readers name; "" for the norm's own path."""
     writes: tuple[str, ...] = ()
@@ -109,6 +109,8 @@ class LinearEntry:
     """Axes of the weight that face its input and its output."""
     joined: bool = False
     """It reads several rows of the point side by side, as one long row."""
+    beside: str = ""
+    """The linear map whose output its own is added to before anything else reads it; "" for none."""
     turned: bool = False
     """A checkpoint may hold it with both axes exchanged: where the one that faces the stream has another size."""
     weight: str = ".weight"

@@ -39,7 +39,7 @@ class Norm:
     reads: str
     """Space, or ""."""
     joined: str = ""
-    """The vectors that each row of the space is joined with, in words; "" if there are none."""
+    """The other vectors of the space that each row is joined with, in words; "" if there are none."""
     gives: str
     """Point."""
     writes: tuple[str, ...]
@@ -66,6 +66,8 @@ class Linear:
     """Point or space, or ""."""
     is_joined: bool = False
     """It reads several rows of the point side by side."""
+    beside: str = ""
+    """Path of the linear map whose output its own is added to, or ""."""
     writes: str
     """Space, or ""."""
     through: str

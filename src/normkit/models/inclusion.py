@@ -21,7 +21,7 @@ _SECTIONS = ("norm", "linear", "table", "attention")
 # The fields of entries that hold a key of config.json, where they hold a word.
 _KEYS = ("weight", "bias", "eps", "width", "heads", "kv_heads", "softcap", "clip")
 # The fields of entries that hold names, and those that hold labels of sums and points.
-_NAMES = ("of", "aliases", "value", "output", "key", "sinks", "reads", "writes", "gives")
+_NAMES = ("of", "aliases", "value", "output", "key", "sinks", "beside", "reads", "writes", "gives")
 
 
 def extended(values: Document, base: Document, name: str) -> Document:
