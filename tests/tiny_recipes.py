@@ -109,7 +109,8 @@ _ZAMBA2 = {
     "adapter_rank": 6,
 }
 _LFM2 = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
-_MUP = {"mlp_multipliers": [0.7, 1.3], "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 1.4], "key_multiplier": 0.6}
+# A buffer holds the second ones, in float32 where the model is loaded.
+_MUP = {"mlp_multipliers": [0.7, 1.3], "ssm_multipliers": [0.75, 1.25, 0.875, 1.125, 1.5], "key_multiplier": 0.6}
 _MUP |= {"embedding_multiplier": 1.5, "attention_in_multiplier": 0.9, "attention_out_multiplier": 1.1}
 _MUP |= {"ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.7, "lm_head_multiplier": 0.8, "mamba_d_ssm": 64}
 
