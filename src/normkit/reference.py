@@ -176,11 +176,6 @@ def _round_and_scale(
     return y.to(casts.output_dtype(dtype, weight, bias))
 
 
-def in_affine(part: Tensor, dtype: torch.dtype, spec: NormSpec, work: torch.dtype | None) -> Tensor:
-    """Gain or bias in the dtype it acts in: `work`, or where the row was rounded early (None) as the spec says."""
-    return spec.casts.parameter(part, dtype, work)
-
-
 def output_dtype(input_dtype: torch.dtype, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
     """dtype of y for an input of this dtype and these parameters."""
     return spec.casts.output_dtype(input_dtype, weight, bias)
