@@ -103,11 +103,12 @@ def keep(folder: Path) -> None:
     """Keep what the pages show of each study that a folder holds results of.
 
     Raises:
-        SystemExit: If a study was run under other conditions than those of its committed file.
+        SystemExit: If it holds none, or a study was run under other conditions than those of its committed file.
     """
-    for name in NAMES:
-        if not (folder / name / "results.json").exists():
-            continue
+    held = [name for name in NAMES if (folder / name / "results.json").exists()]
+    if not held:
+        raise SystemExit(f"{folder}: no study's folder with results.json in it; expected the folder `study`")
+    for name in held:
         document = _document(folder / name / "results.json")
         committed = hashlib.sha256((CONDITIONS / f"{name}.json").read_bytes()).hexdigest()
         if committed != document["conditions_sha256"]:

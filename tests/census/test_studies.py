@@ -67,6 +67,11 @@ def test_results_under_other_conditions_are_refused_and_nothing_is_kept(tmp_path
     assert not (tmp_path / "kept").exists()
 
 
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="expected the folder `study`"):
+        studies.keep(tmp_path)
+
+
 def test_a_page_has_the_claim_its_conditions_and_what_inspect_says() -> None:
     page = studies.pages([studies.shown(STUDY)])["depth"]
     assert page.startswith("# Depth\n\nDo norms help?")
