@@ -71,7 +71,44 @@ def test_lines_end_where_a_stack_ends(healthy):
     assert stream[2] == healthy.blocks[1].stream_out.rms_median
     assert stream[4] == healthy.blocks[2].stream_in.rms_median
     branches = joined[1].get_ydata()
-    assert [place for place, value in enumerate(branches) if math.isnan(value)] == [0, 5]
+    assert [place for place, value in enumerate(branches) if math.isnan(value)] == [4]
+    inspection = dataclasses.replace(healthy, blocks=renamed)
+    for drawing, label in (
+        (attention_logits(inspection), "largest sampled"),
+        (attention_entropy(inspection), "mean over heads"),
+    ):
+        assert [place for place, value in enumerate(line(drawing, label).get_ydata()) if math.isnan(value)] == [2]
+        ax = axes_of(drawing)
+        assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "1", "0", "1", "2", "3"]
+        assert [text.get_text() for text in ax.texts if text.get_text() in ("encoder", "decoder")] == [
+            "encoder",
+            "decoder",
+        ]
+    assert mean_direction(inspection).description.endswith("in block 0 of encoder.")
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["h.0", "h.1"], []),
+        (["a.vision.encoder.layers.0", "a.text.layers.0"], ["vision", "text"]),
+        (["m.stages.0.layers.1", "m.stages.1.layers.1"], ["stages.0", "stages.1"]),
+        (["down.0.attn.1.parts.0", "middle.parts.0"], ["down.0", "middle"]),
+        (["layers.0", "layers.0.inner.0"], ["layers", "layers.0"]),
+    ],
+)
+def test_stacks_are_named_by_the_words_that_tell_them_apart(healthy, paths, names):
+    found = [
+        dataclasses.replace(block, path=path, index=index)
+        for index, (path, block) in enumerate(zip(paths, healthy.blocks, strict=False))
+    ]
+    assert dataclasses.replace(healthy, blocks=tuple(found)).stack_names() == names
+
+
+def test_a_norm_without_a_role_in_a_block_that_is_placed_is_in_a_branch(healthy):
+    unknown = tuple(dataclasses.replace(site, role="unknown") for site in healthy.sites)
+    found = dataclasses.replace(healthy, sites=unknown)
+    assert {"in a branch", "other norms"} <= {*labels(input_scale(found))}
 
 
 def test_eps_is_drawn_where_rows_come_near_it_only(healthy):

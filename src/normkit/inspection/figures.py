@@ -24,6 +24,7 @@ from normkit.show.axes import (
     marker_size,
     new_axes,
     symlog_axis,
+    with_gaps,
 )
 from normkit.show.drawing import Drawing
 from normkit.show.theme import colour
@@ -40,11 +41,12 @@ LOGIT_LINES = ((100.0, "100"), (1e3, "1,000"), (1e4, "10,000"))
 """Where attention logits begin to be large: 100 is Megatron's default for QK-clip; 1e4 has been seen to diverge."""
 
 # Role -> legend, colour and marker.
-_ROLES: dict[Role, tuple[str, str, str]] = {
+_ROLES: dict[str, tuple[str, str, str]] = {
     "pre": ("before a branch", "accent", "o"),
     "post": ("after the sum", "accent", "o"),
     "embedding": ("after the embedding", "accent", "s"),
     "final": ("final norm", "accent", "D"),
+    "in-branch": ("in a branch", "accent", "P"),
     "unknown": ("other norms", "accent", "X"),
     "output": ("on a branch's output", "contrast", "^"),
     "query-key": ("on queries and keys", "third", "v"),
@@ -88,7 +90,7 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
     with theme.style():
         ax = ax or new_axes()
         for role, (label, name, marker) in _ROLES.items():
-            places = [place for place, site in enumerate(sites) if site.role == role]
+            places = [place for place, site in enumerate(sites) if inspection.shown_role(site) == role]
             if not places:
                 continue
             quantiles = zip(*(sites[place].input.rms_quantiles for place in places), strict=True)
@@ -97,7 +99,11 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
             ax.vlines(places, low, high, colors=colour(name), alpha=0.3, zorder=2, linewidth=width)
             look: Any = {"color": colour(name), "marker": marker, "markersize": marker_size(len(sites)), "zorder": 3}
             ax.plot(places, median, linewidth=0, **look, label=label)
-            ax.plot(*_joined(inspection, places, median), linewidth=1.0, **look | {"marker": ""})
+            apart = [f"norm {place}" if sites[place].block is None else "" for place in places]
+            of_each = [
+                name or inspection.stack_of(sites[place].block) for name, place in zip(apart, places, strict=True)
+            ]
+            ax.plot(*with_gaps(of_each, places, median), linewidth=1.0, **look | {"marker": ""})
         if stream:
             look = {"color": colour("muted"), "linestyle": DASHED, "linewidth": 1.2, "zorder": 1}
             ax.plot(*zip(*stream, strict=True), label="residual stream", **look)
@@ -109,7 +115,7 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         shown = [value for site in sites for value in site.input.rms_quantiles]
         log_axis(ax, [*shown, *in_reach, *(value for _, value in stream)])
         ax.set_ylabel("rms of a row (5 %, median, 95 %)")
-        _site_axis(ax, sites)
+        _site_axis(ax, inspection)
         legend(ax)
     medians = [site.input.rms_median for site in sites]
     below = "" if reached else ", out of reach below"
@@ -122,17 +128,6 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         description=f"The median rms is {significant(medians[0])} at the first norm, {significant(medians[-1])} at the "
         f"last, and {spread(medians)} over all {len(sites)}; eps acts at {spread(levels)}{below}.",
     )
-
-
-def _joined(inspection: Inspection, places: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Places and values, with a gap between norms of different stacks, and between two that no block holds."""
-    xs, ys, before = list[float](), list[float](), None
-    for place, value in zip(places, values, strict=True):
-        block = inspection.sites[place].block
-        stack = f"norm {place}" if block is None else inspection.blocks[block].path.rpartition(".")[0]
-        xs, ys = xs + ([] if stack == before else [math.nan]), ys + ([] if stack == before else [math.nan])
-        xs, ys, before = [*xs, place], [*ys, value], stack
-    return xs, ys
 
 
 def _stream(inspection: Inspection) -> list[tuple[float, float]]:
@@ -168,11 +163,11 @@ def mean_direction(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         ax.plot(range(len(sites)), chance, label="1/n: no preferred direction", **look)
         ax.set_ylim(bottom=0)
         ax.set_ylabel("energy along all-ones, %")
-        _site_axis(ax, sites)
+        _site_axis(ax, inspection)
         legend(ax)
     most = max(sites, key=lambda site: -1.0 if math.isnan(site.input.mean_energy) else site.input.mean_energy)
     outside = {"embedding": "after the embedding", "final": "at the final norm"}.get(most.role, "outside the blocks")
-    where = outside if most.block is None else f"in block {most.block}"
+    where = outside if most.block is None else f"in block {inspection.block_name(most.block)}"
     energies = [site.input.mean_energy for site in sites]
     return Drawing(
         name="mean-direction",
@@ -216,7 +211,7 @@ def gain_spectrum(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         elif max(abs(value) for value in (*lows, *highs)) > _LINEAR * smallest:
             symlog_axis(ax, [*lows, *highs], smallest)
         ax.set_ylabel("effective gain")
-        _site_axis(ax, sites)
+        _site_axis(ax, inspection)
         legend(ax)
     features = ", ".join(str(feature) for feature, _ in inspection.recurring_outliers)
     return Drawing(
@@ -274,7 +269,7 @@ def ellipsoid_depth(inspection: Inspection, ax: Axes | None = None) -> Drawing:
             ax.plot(list(shapes), values, marker=marker, label=word, **look)
         log_axis(ax, [*low, *high, 1.0])
         ax.set_ylabel("semi-axis / √n")
-        _site_axis(ax, sites)
+        _site_axis(ax, inspection)
         legend(ax)
     most = max(shape.elongation for shape in shapes.values())
     return Drawing(
@@ -315,14 +310,17 @@ def attention_logits(inspection: Inspection, ax: Axes | None = None) -> Drawing:
             "markerfacecolor": colour("paper"),
             "linestyle": DASHED,
         }
-        ax.plot(drawable(bounds, log=True), label="bound: no logit exceeds it", **accent, **open_mark)
-        ax.plot(drawable(sampled, log=True), label="largest sampled", marker="o", markersize=size, **accent)
+        bound_line, sampled_line = (
+            _over_attentions(inspection, drawable(each, log=True)) for each in (bounds, sampled)
+        )
+        ax.plot(*bound_line, label="bound: no logit exceeds it", **accent, **open_mark)
+        ax.plot(*sampled_line, label="largest sampled", marker="o", markersize=size, **accent)
         for level, name in lines:
             ax.axhline(level, color=colour("error"), linewidth=1.2, linestyle=DOTTED, zorder=1)
             _name_level(ax, level, name, color=colour("error"))
         log_axis(ax, [*bounds, *sampled, *(level for level, _ in lines)])
         ax.set_ylabel("|logit| before softmax")
-        block_axis(ax, [attention.block for attention in attentions], "attention calls")
+        _attention_axis(ax, inspection)
         legend(ax)
     return Drawing(
         name="attention-logits",
@@ -352,10 +350,10 @@ def attention_entropy(inspection: Inspection, ax: Axes | None = None) -> Drawing
             (sharpest, "contrast", "solid", "v", "sharpest head"),
         ):
             look: Any = {"linestyle": dash, "marker": marker, "markersize": size}
-            ax.plot(range(len(attentions)), values, color=colour(name), label=label, **look)
+            ax.plot(*_over_attentions(inspection, values), color=colour(name), label=label, **look)
         ax.set_ylim(bottom=0)
         ax.set_ylabel("entropy, nats")
-        block_axis(ax, [attention.block for attention in attentions], "attention calls")
+        _attention_axis(ax, inspection)
         legend(ax)
     return Drawing(
         name="attention-entropy",
@@ -374,9 +372,21 @@ def _present(values: tuple[T, ...], figure: str, noun: str) -> tuple[T, ...]:
     return values
 
 
-def _site_axis(ax: Axes, sites: Sequence[Site]) -> None:
+def _site_axis(ax: Axes, inspection: Inspection) -> None:
     names: dict[Role, str] = {"embedding": "emb", "final": "final"}
-    block_axis(ax, [site.block for site in sites], "norms", [names.get(site.role, "") for site in sites])
+    outside = [names.get(site.role, "") for site in inspection.sites]
+    block_axis(ax, [site.block for site in inspection.sites], "norms", outside, inspection.stack_names())
+
+
+def _attention_axis(ax: Axes, inspection: Inspection) -> None:
+    blocks = [attention.block for attention in inspection.attentions]
+    block_axis(ax, blocks, "attention calls", stacks=inspection.stack_names())
+
+
+def _over_attentions(inspection: Inspection, values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Places and values of attention calls, with a gap between different stacks."""
+    stacks = [inspection.stack_of(attention.block) for attention in inspection.attentions]
+    return with_gaps(stacks, range(len(values)), values)
 
 
 def _name_level(ax: Axes, level: float, name: str, **look: Any) -> None:

@@ -87,6 +87,33 @@ class Inspection:
         assert isinstance(values, dict)
         return {"schema_version": SCHEMA_VERSION, **values}
 
+    def shown_role(self, site: Site) -> str:
+        """The role of a norm, or "in-branch" where only the placement of its block is known."""
+        if site.role == "unknown" and site.block is not None and self.blocks[site.block].placement != "unknown":
+            return "in-branch"
+        return site.role
+
+    def stack_of(self, block: int | None) -> str:
+        """The path of the list that a block is a member of; "" for no block."""
+        return "" if block is None else self.blocks[block].path.rpartition(".")[0]
+
+    def stack_names(self) -> list[str]:
+        """For each block the name of its stack: the words that tell it from the others. None for one stack alone."""
+        paths = [self.stack_of(block.index).split(".") for block in self.blocks]
+        if len({*map(tuple, paths)}) < 2:
+            return []
+        ends = min(map(len, paths))
+        first = next((at for at in range(ends) if len({path[at] for path in paths}) > 1), ends)
+        # A number says little without the word before it.
+        first -= any(word.isdigit() for path in paths for word in path[first : first + 1])
+        is_numbered = ["".join(path[first + 1 : first + 2]).isdigit() for path in paths]
+        return [".".join(path[first : first + 1 + more] or path) for path, more in zip(paths, is_numbered, strict=True)]
+
+    def block_name(self, block: int) -> str:
+        """The number of a block, in its stack where there are several."""
+        names = self.stack_names()
+        return f"{names[:block].count(names[block])} of {names[block]}" if names else str(block)
+
     def write_html(self, path: str | Path) -> Path:
         """Write the report as one self-contained HTML file, whole or not at all, and return its path.
 

@@ -109,8 +109,9 @@ def coupled_samples(facts: Facts) -> Outcome:
     elsewhere = next((leak for leak in leaks if leak.kind == "batch" and not leak.path), None)
     if leaking is not None or elsewhere is None:
         return leaking
-    line = f"{changed} of the model's output move by {percent(elsewhere.change)}, and through no norm"
-    return Hit(severity="note", sites=(), measured="samples of a batch are coupled", evidence=(line,))
+    moved = f"of the model's output move by {percent(elsewhere.change)}"
+    line = f"{changed} {moved}, and through no norm"
+    return Hit(severity="note", sites=(), measured=f"rows {moved}, and no norm does it", evidence=(line,))
 
 
 def _batch_mode(other: OtherNorm) -> str | None:

@@ -62,7 +62,9 @@ def figure_of(ax: Axes) -> Figure:
     return figure
 
 
-def block_axis(ax: Axes, blocks: Sequence[int | None], what: str, outside: Sequence[str] = ()) -> None:
+def block_axis(
+    ax: Axes, blocks: Sequence[int | None], what: str, outside: Sequence[str] = (), stacks: Sequence[str] = ()
+) -> None:
     """Name places 0, 1, 2, ... by their blocks, shade every other block and label the horizontal axis.
 
     Args:
@@ -70,6 +72,7 @@ def block_axis(ax: Axes, blocks: Sequence[int | None], what: str, outside: Seque
         blocks: The block of each place, or None outside the blocks.
         what: What is at each place, in the plural.
         outside: A name for each place, used where its block is None.
+        stacks: The name of the stack of each block, where there are several: each is counted from 0, above its name.
     """
     ax.set_xlim(-0.75, len(blocks) - 0.25)
     ax.grid(visible=False, axis="x")
@@ -86,12 +89,29 @@ def block_axis(ax: Axes, blocks: Sequence[int | None], what: str, outside: Seque
         if block is None:
             name = outside[first] if outside else ""
         else:
-            name = str(block) if block % step == 0 else ""
+            number = stacks[:block].count(stacks[block]) if stacks else block
+            name = str(number) if number % step == 0 else ""
             if block % 2 and last > first and last_block < _MOST_SHADED:
                 ax.axvspan(first - 0.5, last + 0.5, color=colour("surface"), linewidth=0, zorder=0)
         ticks.append(((first + last) / 2, name))
     ax.set_xticks(*_without_overlaps(ticks, len(blocks) / 24))
-    ax.set_xlabel(f"block ({what} in forward order)")
+    named = []
+    for stack in dict.fromkeys(stacks):
+        inside = [place for place, block in enumerate(blocks) if block is not None and stacks[block] == stack]
+        named += [((inside[0] + inside[-1]) / 2, stack)] if inside else []
+    for place, name in zip(*_without_overlaps(named, len(blocks) / 24), strict=True):
+        look: Any = {"ha": "center", "va": "top", "fontsize": 9, "color": colour("muted")}
+        ax.annotate(name, (place, 0), (0, -20), ("data", "axes fraction"), "offset points", **look)
+    ax.set_xlabel(f"block ({what} in forward order)", labelpad=19 if named else None)
+
+
+def with_gaps(stacks: Sequence[str], places: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Places and values, with a gap between different stacks."""
+    xs, ys, before = list[float](), list[float](), None
+    for stack, place, value in zip(stacks, places, values, strict=True):
+        gap: list[float] = [] if before in (None, stack) else [math.nan]
+        xs, ys, before = [*xs, *gap, place], [*ys, *gap, value], stack
+    return xs, ys
 
 
 def _label_step(labels: int) -> int:

@@ -135,9 +135,7 @@ def norm_table(inspection: Inspection) -> Table:
             # A row of zeros has no direction, and nothing that eps could shorten.
             numbers = [[0.0], [0.0], [], []]
         gain = [site.gain.quantiles[1], site.gain.quantiles[5]] if site.gain else []
-        role: str = site.role
-        if role == "unknown" and site.block is not None and inspection.blocks[site.block].placement != "unknown":
-            role = "in a branch"
+        role = inspection.shown_role(site).replace("in-branch", "in a branch")
         rows.append([site.path, site.class_name, names[site.spec], role, *numbers, gain])
     table = Table.of("Norms", _NORMS, rows, "This model has no normalization layer that a spec describes.")
     same = {"formula"} if len(names) < 2 else set()
