@@ -1,16 +1,18 @@
 """What folding, rotating and migrating do to a model that is quantized afterwards: perplexity, or cosine of embeddings.
 
-    python benchmarks/quantization.py FOLDER [--variant NAME ...] [--quantizer NAME ...] [--windows 16] [--json FILE]
+    python benchmarks/quantization.py FOLDER [--variant NAME ...] [--quantizer NAME ...] [--seed 0 1 2] [--json FILE]
     python benchmarks/quantization.py --table FILE...
 
 FOLDER is a checkpoint of a causal language model, or of an encoder (mean of its last hidden states). Each variant is
 made by normkit in float32, so that its weights are those of the source to 24 bits, and then quantized in torch: plain
 round-to-nearest, symmetric, one scale for each group. Quantized are the linear maps of the blocks, not the embedding
-and not the head. Activations are rounded where they enter such a map.
+and not the head. Activations are rounded where they enter such a map. Quantizers of torchao round in its own code,
+where that is installed. Rotations are drawn with each seed.
 
 The text is Python's standard library: half of the windows are source, half are the prose of its reference manual
 (`pydoc_data.topics`). Static ranges are measured on other windows of both. The standard error is that of the mean over
-windows of the difference from the same quantizer on the source as it is.
+windows of the difference from the same quantizer on the source as it is; with several seeds the difference is their
+mean, and behind it stands the standard deviation over seeds.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "gain": {"operations": ["gain", "final"], "untie": True},
     "exponent": {"operations": ["exponent"]},
-    "rotate": {"operations": ["rotate"], "untie": True, "seed": 0},
+    "rotate": {"operations": ["rotate"], "untie": True},
     # With the statistics of the windows for calibration.
     "migrate": {"operations": ["migrate"], "alpha": 0.5},
 }
@@ -60,6 +62,8 @@ class Quantizer:
     """0 if they are not rounded."""
     granularity: str = "token"
     """"token" and "tensor": scales of each batch; "static": one scale, measured before."""
+    is_torchao: bool = False
+    """Weights are rounded by torchao's own code."""
 
 
 QUANTIZERS = {
@@ -71,6 +75,9 @@ QUANTIZERS = {
     "W8A8 tensor": Quantizer(8, activations=8, granularity="tensor"),
     "W8A8 token": Quantizer(8, activations=8),
     "W4A4 token": Quantizer(4, activations=4),
+    "torchao W8 channel": Quantizer(8, is_torchao=True),
+    "torchao W4 channel": Quantizer(4, is_torchao=True),
+    "torchao W4 group 32": Quantizer(4, 32, is_torchao=True),
 }
 
 
@@ -85,6 +92,19 @@ def quantized_weight(weight: Tensor, bits: int, group: int) -> Tensor:
     """A matrix of (outputs, inputs); the last group of a row may be smaller."""
     parts = weight.split(group or weight.shape[1], dim=1)
     return torch.cat([nearest(part, bits, part.abs().amax(1, keepdim=True)) for part in parts], dim=1)
+
+
+def torchao_weight(weight: Tensor, bits: int, group: int) -> Tensor:
+    """A matrix of (outputs, inputs) as torchao's weight-only quantization makes it."""
+    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerAxis, PerGroup, quantize_
+
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    # Its Int4WeightOnlyConfig runs on no CPU.
+    shared = PerGroup(group) if group else PerAxis(0)
+    config = Int8WeightOnlyConfig() if bits == 8 else IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=shared)
+    quantize_(nn.Sequential(linear), config)
+    return linear.weight.dequantize().to(weight.dtype)
 
 
 class Quantized:
@@ -124,7 +144,8 @@ class Quantized:
         lost = total = 0.0
         for name, module in self.maps.items():
             weight = self._weights[name]
-            made = weight if quantizer is None else quantized_weight(weight, quantizer.weights, quantizer.group)
+            rounded = torchao_weight if quantizer is not None and quantizer.is_torchao else quantized_weight
+            made = weight if quantizer is None else rounded(weight, quantizer.weights, quantizer.group)
             module.weight.data = made
             lost, total = lost + float((made - weight).square().sum()), total + float(weight.square().sum())
             if quantizer is not None and quantizer.activations:
@@ -187,7 +208,9 @@ def embeddings(model: nn.Module, ids: Tensor) -> Tensor:
     return nn.functional.normalize(found, dim=1)
 
 
-def measure(folder: Path, variants: list[str], quantizers: list[str], count: int, length: int) -> dict[str, Any]:
+def measure(
+    folder: Path, variants: list[str], quantizers: list[str], seeds: list[int], count: int, length: int
+) -> dict[str, Any]:
     """Every quantizer on every variant of a checkpoint."""
     config = AutoConfig.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -198,10 +221,13 @@ def measure(folder: Path, variants: list[str], quantizers: list[str], count: int
     reference = torch.empty(0)
     if not is_causal:
         reference = embeddings(kind.from_pretrained(folder, dtype=torch.float32).eval(), evaluated)
-    for variant in variants:
+    drawn = [(variant, seed) for variant in variants for seed in (seeds if variant == "rotate" else [0])]
+    for variant, seed in drawn:
         with tempfile.TemporaryDirectory() as place:
             made, refused, options = folder, list[str](), dict(VARIANTS[variant])
             try:
+                if variant == "rotate":
+                    options["seed"] = seed
                 if "migrate" in options.get("operations", ()):
                     source = kind.from_pretrained(folder, dtype=torch.float32).eval()
                     measured = measure_activations(source, [{"input_ids": row[None]} for row in calibrating])
@@ -225,7 +251,8 @@ def measure(folder: Path, variants: list[str], quantizers: list[str], count: int
             else:
                 vectors = embeddings(model, evaluated)
                 found = [1.0 - float(each) for each in (vectors * reference).sum(1)]
-            rows.append({"variant": variant, "quantizer": name, "weights": error, "windows": found, "refused": refused})
+            row = {"variant": variant, "quantizer": name, "weights": error, "windows": found, "refused": refused}
+            rows.append(row | ({"seed": seed} if variant == "rotate" else {}))
             spent = time.perf_counter() - begun
             print(f"{folder.name:10}{variant:12}{name:22}{statistics.mean(found):10.5f}{spent:7.0f} s", file=sys.stderr)
     return {
@@ -241,7 +268,9 @@ def table(document: dict[str, Any]) -> str:
     """One row for each quantizer, one column for each variant, in Markdown."""
     rows = [row for row in document["rows"] if "windows" in row]
     is_causal = document["measure"] == "nats a token"
-    found = {(row["variant"], row["quantizer"]): row["windows"] for row in rows}
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    for row in rows:
+        found.setdefault((row["variant"], row["quantizer"]), []).append(row["windows"])
     variants = [variant for variant in VARIANTS if (variant, "none") in found]
     lines = [f"| {document['model']} | " + " | ".join(variants) + " |", "|---" * (len(variants) + 1) + "|"]
     for quantizer in dict.fromkeys(row["quantizer"] for row in rows):
@@ -250,18 +279,23 @@ def table(document: dict[str, Any]) -> str:
             if (variant, quantizer) not in found:
                 cells.append("")
                 continue
-            values, own = found[variant, quantizer], found["as it is", quantizer]
+            seeds, own = found[variant, quantizer], found["as it is", quantizer][0]
+            values = [statistics.mean(window) for window in zip(*seeds, strict=True)]
             mean = statistics.mean(values)
             spread = [value - other for value, other in zip(values, own, strict=True)]
             error = statistics.stdev(spread) / math.sqrt(len(spread))
+            apart = statistics.stdev(map(statistics.mean, seeds)) if len(seeds) > 1 else 0.0
+            drawn = f"; {len(seeds)} seeds ± {apart:.3f}" if apart else ""
             if variant == "as it is":
                 cells.append(f"{math.exp(mean):.2f}" if is_causal else f"{mean:.2g}")
             else:
                 shift = statistics.mean(spread)
                 cell = (
-                    f"{math.exp(mean):.2f} ({shift:+.3f} ± {error:.3f})" if is_causal else f"{mean:.2g} ± {error:.1g}"
+                    f"{math.exp(mean):.2f} ({shift:+.3f} ± {error:.3f}{drawn})"
+                    if is_causal
+                    else f"{mean:.2g} ± {error:.1g}{drawn}"
                 )
-                cells.append(f"**{cell}**" if abs(shift) > 3 * error > 0 else cell)
+                cells.append(f"**{cell}**" if abs(shift) > 3 * math.hypot(error, apart) > 0 else cell)
         lines.append(f"| {quantizer} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -270,7 +304,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    parser.add_argument("--quantizer", nargs="+", choices=QUANTIZERS, default=list(QUANTIZERS))
+    own = [name for name, quantizer in QUANTIZERS.items() if not quantizer.is_torchao]
+    parser.add_argument("--quantizer", nargs="+", choices=QUANTIZERS, default=own)
+    parser.add_argument("--seed", nargs="+", type=int, default=[0], help="of rotations")
     parser.add_argument("--windows", type=int, default=16, help="how many are evaluated; half are code, half prose")
     parser.add_argument("--length", type=int, default=256, help="tokens of a window")
     parser.add_argument("--json", type=Path, help="write all numbers")
@@ -283,7 +319,9 @@ def main() -> None:
             joined.setdefault(document["model"], {**document, "rows": []})["rows"] += document["rows"]
         print("\n\n".join(table(document) for document in joined.values()))
         return
-    document = measure(options.folder, options.variant, options.quantizer, options.windows, options.length)
+    document = measure(
+        options.folder, options.variant, options.quantizer, options.seed, options.windows, options.length
+    )
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     if "as it is" in options.variant:
