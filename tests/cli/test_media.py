@@ -45,7 +45,7 @@ def test_images(vit: Path, run: Run, tmp_path: Path) -> None:
     Image.new("RGB", (50, 40), (200, 10, 10)).save(tmp_path / "a.png")
     done = run("inspect", vit, "--images", tmp_path, "--json", "--no-report")
     model = json.loads(done.stdout)["model"]
-    assert (model["source"], model["tokens"], model["unit"]) == (f"a.png of {tmp_path.name}", 1, "image")
+    assert (model["source"], model["tokens"], model["unit"]) == (f"a.png of {tmp_path.name}, of one colour", 1, "image")
 
 
 def test_sound(whisper: Path, run: Run, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_images_and_text_at_once(run: Run, tmp_path: Path) -> None:
     (tmp_path / "words").write_text("a few words")
     done = run("inspect", folder, "--images", tmp_path, "--text", tmp_path / "words", "--json", "--no-report")
     model = json.loads(done.stdout)["model"]
-    assert (model["source"], model["tokens"]) == (f"a.png of {tmp_path.name}, with a piece of words", 11)
+    assert (model["source"], model["tokens"]) == (f"a.png of {tmp_path.name}, of one colour, with a piece of words", 11)
 
     def line(*arguments: object) -> str:
         return refused(run("inspect", folder, *arguments, "--no-report"))

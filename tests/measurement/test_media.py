@@ -134,9 +134,21 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no image")
     made = from_images(loaded(sizes), tmp_path, batch_size=8)
     assert made.batches[0]["pixel_values"].tolist() == [[3, 2, 9], [5, 4, 7]]
-    assert made.source == f"2 files of {tmp_path.name}"
+    assert made.source == f"2 files of {tmp_path.name}, of one colour"
     one = from_images(loaded(sizes), tmp_path / "b.png", batch_size=8)
-    assert (one.batches[0]["pixel_values"].tolist(), one.source) == ([[5, 4, 7]], "b.png")
+    assert (one.batches[0]["pixel_values"].tolist(), one.source) == ([[5, 4, 7]], "b.png, of one colour")
+    Image.fromarray(np.arange(36, dtype=np.uint8).reshape(3, 4, 3)).save(tmp_path / "c.png")
+    made = from_images(loaded(sizes), tmp_path, batch_size=8)
+    assert made.source == f"3 files of {tmp_path.name}, 2 of them of one colour"
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK", "1"])
+@pytest.mark.parametrize("size", [(1, 1), (7, 1000), (3000, 20)])
+def test_images_of_any_size_and_mode(tmp_path: Path, mode: str, size: tuple[int, int]) -> None:
+    file = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
+    Image.new(mode, size).save(file)
+    made = from_images(loaded(sizes), file, batch_size=8)
+    assert made.batches[0]["pixel_values"][0, :2].tolist() == [*size]
 
 
 def test_wide_pixels_keep_their_range_and_photographs_stand_upright(tmp_path: Path) -> None:
@@ -156,7 +168,8 @@ def test_of_many_images_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in "abc":
         Image.new("RGB", (1, 1)).save(tmp_path / f"{name}.png")
     made = from_images(loaded(sizes), tmp_path, batch_size=8)
-    assert (len(made.batches[0]["pixel_values"]), made.source) == (2, f"the first 2 of 3 files of {tmp_path.name}")
+    said = f"the first 2 of 3 files of {tmp_path.name}, of one colour"
+    assert (len(made.batches[0]["pixel_values"]), made.source) == (2, said)
 
 
 def test_folders_and_images_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +244,16 @@ def test_thirty_seconds_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(heard(write_wave(tmp_path / "a.wav", [[1]] * (RATE + 5)))[0]) == RATE
 
 
+def test_silence_is_said(tmp_path: Path) -> None:
+    def source() -> str:
+        return from_sound(loaded(Hears(), "input_values"), [tmp_path]).source
+
+    write_wave(tmp_path / "a.wav", [[0]] * 8)
+    assert source() == "a.wav at 16,000 Hz, silent"
+    write_wave(tmp_path / "b.wav", [[0], [5]])
+    assert source() == "2 files at 16,000 Hz, 1 of them silent"
+
+
 def test_a_signal_is_synthesized() -> None:
     made = from_sound(loaded(Hears(), "input_values"), [])
     signal = made.batches[0]["input_values"]
@@ -255,11 +278,15 @@ def test_sounds_that_cannot_be_used(tmp_path: Path) -> None:
     assert refused(file) == f"expected a .wav file, {file} is none; convert it: ffmpeg -i a.wav new.wav"
     for form, bits, channels in ((7, 8, 1), (1, 12, 1), (3, 16, 1), (1, 16, 0)):
         line = refused(wave_of_form(file, form, bits, b"abcd", channels))
-        assert f"has form {form} of {bits} bits and {channels} channels; convert it" in line
+        assert f"has form {form} of {bits} bits and {channels} channel{'s' * (channels != 1)}; convert it" in line
     assert "not finite" in refused(wave_of_form(file, 3, 32, np.float32([np.nan]).tobytes()))
     write_wave(file, [[1]], rate=44_100)
     assert refused(file) == (
         f"{file} has 44,100 samples a second, the model takes 16,000; resample it: ffmpeg -i a.wav -ar 16000 new.wav"
+    )
+    file.write_bytes(write_wave(file, [[1]]).read_bytes()[:30])
+    assert refused(file) == (
+        f"{file} does not say the form of its samples, as a file that is cut off; give a whole file"
     )
     write_wave(file, [])
     assert refused(file) == f"expected a sound in {file}, found no sample; give another file"

@@ -101,7 +101,8 @@ def _pictures(folder: Path | None) -> tuple[list[Image], str]:
             corners = [(left, top, left + half, top + lower) for left in (0, half) for top in (0, lower)]
             images += [image.crop(corner) for corner in corners]
     if folder is not None:
-        return images, _some(taken, files) + (f" of {folder.resolve().name or folder}" if folder.is_dir() else "")
+        source = _some(taken, files) + (f" of {folder.resolve().name or folder}" if folder.is_dir() else "")
+        return images, source + _flat([image.getcolors(1) is not None for image in images], "of one colour")
     names = ", ".join(file.name for file in taken)
     return images, f"{counted(len(taken), 'photograph')} ({names}), whole and in quarters"
 
@@ -138,7 +139,9 @@ def _sounds(given: Sequence[Path], rate: int) -> tuple[list[tuple[str, np.ndarra
         for file in (_files(path, (".wav",), ".wav files", "--audio FILE.wav") if path.is_dir() else [path])
     ]
     taken = files[:MOST_FILES]
-    return [(file.name, _wave(file, rate)) for file in taken], f"{_some(taken, files)} at {rate:,} Hz"
+    sounds = [(file.name, _wave(file, rate)) for file in taken]
+    flat = _flat([bool((samples == samples[0]).all()) for _, samples in sounds], "silent")
+    return sounds, f"{_some(taken, files)} at {rate:,} Hz{flat}"
 
 
 def with_text(
@@ -217,6 +220,11 @@ def _some(taken: Sequence[Path], files: Sequence[Path]) -> str:
     if len(taken) < len(files):
         return f"the first {len(taken)} of {len(files):,} files"
     return taken[0].name if len(taken) == 1 else counted(len(taken), "file")
+
+
+def _flat(flags: Sequence[bool], what: str) -> str:
+    """Words for files whose pixels or samples are all the same: their rows say little of a model."""
+    return "" if not any(flags) else f", {what}" if all(flags) else f", {sum(flags)} of them {what}"
 
 
 def _files(folder: Path, suffixes: Sequence[str], what: str, advice: str) -> list[Path]:
@@ -321,10 +329,12 @@ def _wave(file: Path, rate: int) -> np.ndarray[Any, Any]:
                 sound.seek(size - len(fields) + size % 2, 1)
     except OSError as error:
         raise InputError(f"cannot read the sound {file}: {error.strerror}; give a .wav file") from None
+    if form == 0:
+        raise InputError(f"{file} does not say the form of its samples, as a file that is cut off; give a whole file")
     if (form, bits) not in {*((1, 8 * each) for each in (1, 2, 3, 4)), (3, 32), (3, 64)} or not 0 < channels <= 64:
         raise InputError(
             f"expected a .wav file of whole numbers (PCM) of 8 to 32 bits, or of floats, {file} has form {form} of "
-            f"{bits} bits and {channels} channels; convert it: ffmpeg -i {file.name} -c:a pcm_s16le new.wav"
+            f"{bits} bits and {counted(channels, 'channel')}; convert it: ffmpeg -i {file.name} -c:a pcm_s16le new.wav"
         )
     if found != rate:
         raise InputError(

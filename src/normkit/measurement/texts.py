@@ -120,7 +120,7 @@ def check_runs(model: Any, batch: dict[str, Tensor]) -> None:
             shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors(few))
             raise ModelError(
                 f"{type(model).__name__} cannot be run on {shapes} ({type(error).__name__}: {clipped(words, 160)}); "
-                "give input of the size that it was made for, through its own processor"
+                "give input of the size or length that it was made for, through its own processor"
             ) from error
         raise ModelError(
             f"{type(model).__name__} cannot be run on token ids alone ({type(error).__name__}: {words}); "
