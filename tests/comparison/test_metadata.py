@@ -98,6 +98,15 @@ def test_a_class_that_ignores_its_configuration_is_compared_as_it_computes() -> 
 
 
 @pytest.mark.slow
+def test_a_module_uses_its_own_eps_whatever_its_class_would() -> None:
+    paths = ["model.layers.0.q_a_layernorm", "model.layers.0.input_layernorm"]
+    port = weights(dict.fromkeys(paths, 1e-4), runtime="transformers", settings=DEEPSEEK)
+    reference = weights({"": 1e-5}, runtime="vLLM")
+    found = compare_metadata(port, reference, [(path, path) for path in paths])
+    assert told(found) == ["error eps 0.0001 instead of 1e-05 at all 2 norms"]
+
+
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ["deepseek_v3", "llama", "gemma2", "gpt2", *sorted(RECIPES)])
 def test_a_family_s_file_states_the_eps_that_its_class_uses(family: str) -> None:

@@ -217,7 +217,10 @@ def metadata_facts(found: Metadata) -> list[Fact]:
 
 
 def _used(weights: Weights, paths: Sequence[str], notes: list[str]) -> dict[str, float]:
-    """Path of a norm in the file -> the eps that transformers' class uses; nothing where it does not run these."""
+    """Path of a norm in the file -> the eps that transformers' class uses; nothing where it does not run these.
+
+    A module has eps of its own, which it uses whatever the class makes of its configuration.
+    """
     if weights.runtime != OWN or not weights.settings:
         return {}
     try:
@@ -230,7 +233,8 @@ def _used(weights: Weights, paths: Sequence[str], notes: list[str]) -> dict[str,
             return {}
     # Prefixes differ between a file and the class.
     known = [*used]
-    return {paths[place]: used[known[other]] for place, other in pair_paths(paths, known)}
+    pairs = [(paths[place], known[other]) for place, other in pair_paths(paths, known)]
+    return {path: used[other] for path, other in pairs if path not in weights.eps}
 
 
 def _grouped(
