@@ -167,6 +167,9 @@ def test_a_1_that_is_added_in_16_bits(models, inspected, status, dtype):
         assert "1 is added in bfloat16, which changes" in found.evidence[0]
     else:
         assert (found.severity, found.measured.partition("; ")[2]) == ("note", "in 16 bits it would round")
+        assert found.evidence[0].endswith(
+            "1 is added in float32, the weight's own dtype: it changes no gain here, and would in 16 bits"
+        )
 
 
 @pytest.mark.slow

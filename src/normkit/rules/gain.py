@@ -282,7 +282,10 @@ def offset_in_16_bits(facts: Facts) -> Outcome:
             error = ((weight + offset).double() - exact).abs() / exact.abs().clamp_min(_SMALLEST)
             rounded, largest = float((error > _ROUNDING).double().mean()), float(error.max())
             words = f"{offset:g} is added in {dtype_name(weight.dtype)}"
-            words += f", which changes {percent(rounded)} of the gains, by up to {percent(largest)}" if rounded else ""
+            if rounded:
+                words += f", which changes {percent(rounded)} of the gains, by up to {percent(largest)}"
+            else:
+                words += ", the weight's own dtype: it changes no gain here, and would in 16 bits"
             cases.append(Case(site.path, "warning" if rounded else "note", words, largest))
     where = "" if any(case.severity == "warning" for case in cases) else "; in 16 bits it would round"
     if all(case.effect < 0 for case in cases):
