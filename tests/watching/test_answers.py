@@ -161,6 +161,28 @@ def test_notes_answer_nothing():
     assert run.first_change == ()
 
 
+def test_notes_on_formulas_are_not_denied():
+    run = told(healthy(), found("A10", severity="note"), found("B7", severity="note"))
+    assert verdicts(run)[NORM] == "no"
+    assert "formula" not in detail(run, NORM)
+    assert detail(run, NORM).endswith(" Noted: title of A10: measured A10.")
+    assert "formula, gain, place and number type hold" in detail(told(healthy(), found("B7", severity="note")), NORM)
+
+
+def test_nan_in_the_gain_of_the_norm_where_it_begins_is_its_fault():
+    sites = (site("first", input=rows(nonfinite=3)), site("norm", input=rows(nonfinite=3)))
+    broken = replace(training(series("non-finite", [0.0, math.nan], "norm")), broken=("norm.weight",))
+    run = told(broken, found("E3", sites=("first", "norm")), sites=sites)
+    assert verdicts(run)[NORM] == "yes"
+    elsewhere = replace(broken, broken=("embedding.weight",))
+    assert verdicts(told(elsewhere, found("E3", sites=("first", "norm")), sites=sites))[NORM] == "no"
+
+
+def test_a_path_keeps_its_letters_at_the_start_of_an_answer():
+    run = told(healthy(), found("B5", sites=("blocks.0.n1",), evidence=("blocks.0.n1: starts at a mean gain of 2",)))
+    assert detail(run, START) == "blocks.0.n1: starts at a mean gain of 2."
+
+
 def test_nan_that_a_norm_was_given_is_not_its_fault():
     given, made = site("norm", input=rows(nonfinite=3)), site("norm", output=rows(nonfinite=3))
     assert verdicts(told(healthy(), found("E3"), sites=(given,)))[NORM] == "no"

@@ -25,6 +25,8 @@ START = "Is the initialisation off?"
 
 # Findings about what a norm computes, its parameters, its place and its type; F9 is about its eps.
 _OF_NORMS = "ABCDE"
+# Of these, what notes say against "formula, place and number type hold".
+_OF_FORMULAS = "ADE"
 _OF_DATA = ("F16", "F17", "F18", "F19")
 _OF_PROCESSES = ("E8", "E7")
 _DONE_TO_IT = ("F23", "F24", "F25", "F20", "F21", "F22", "F26")
@@ -59,7 +61,7 @@ def answer(
     began = training.origin
     replies = {
         DATA: _data(findings, training),
-        NORM: _norm(grave, sites, training, num_batch_norms),
+        NORM: _norm(findings, sites, training, num_batch_norms),
         RATE: _rate(attentions, began, training),
         CLIPPING: _clipping(began, training),
         START: _start(grave, blocks, training),
@@ -98,21 +100,30 @@ def _told(findings: Sequence[Finding]) -> str:
 
 
 def _norm(findings: Sequence[Finding], sites: Sequence[Site], training: Training, num_batch_norms: int) -> Reply:
-    if wrong := [each for each in findings if _is_of_norms(each, sites)]:
+    grave = [finding for finding in findings if finding.severity != "note"]
+    if wrong := [each for each in grave if _is_of_norms(each, sites, training)]:
         return "yes", f"{_told(wrong)}.", tuple(dict.fromkeys(path for each in wrong for path in each.sites))
-    if not sites and num_batch_norms and not any(each.rule == "E3" for each in findings):
+    if not sites and num_batch_norms and not any(each.rule == "E3" for each in grave):
         return "no", f"{counted(num_batch_norms, 'batch norm')}: no fault in statistics, gains and biases.", ()
     if not sites:
         return "unknown", "No norm was found, so none could be checked.", ()
-    if any(each.rule == "E3" for each in findings):
+    if any(each.rule == "E3" for each in grave):
         return "no", "NaN or infinity came to the norms with their input; they did not make them.", ()
     short = max((site.attenuation.share_below_99 for site in sites), default=math.nan)
     measured = f"{counted(len(sites), 'norm')}, measured in {counted(training.reports, 'step')}"
     eps = "" if math.isnan(short) else f"; eps shortens at most {percent(short)} of a norm's rows by more than 1 %"
-    return "no", f"{measured}: formula, gain, place and number type hold{eps}.", ()
+    noted = [each for each in findings if each.rule[0] in _OF_FORMULAS and _is_of_norms(each, sites, training)]
+    holds = "no fault but what is noted" if noted else "formula, gain, place and number type hold"
+    notes = f" Noted: {_told(noted)}." if noted else ""
+    return "no", f"{measured}: {holds}{eps}.{notes}", ()
 
 
-def _is_of_norms(finding: Finding, sites: Sequence[Site]) -> bool:
+def _is_of_norms(finding: Finding, sites: Sequence[Site], training: Training) -> bool:
+    if finding.rule == "E3" and training.origin is not None and training.broken:
+        # What a norm's own gain or bias held came with no input.
+        at = training.origin.path
+        if any(site.path == at for site in sites) and any(name.rpartition(".")[0] == at for name in training.broken):
+            return True
     if finding.rule == "E3" and finding.sites:
         # NaN in the input of the first norm was made elsewhere.
         first = next((site for site in sites if site.path == finding.sites[0]), None)
@@ -199,7 +210,8 @@ def _start(findings: Sequence[Finding], blocks: Sequence[Block], training: Train
     if off := [each for each in findings if each.rule in _OF_STARTS]:
         told = "; ".join(line for each in off for line in each.evidence[:2])
         places = tuple(dict.fromkeys(path for each in off for path in each.sites))
-        return "yes", f"{told[0].upper()}{told[1:]}.", places
+        # A path keeps its letters.
+        return "yes", f"{told if told.startswith(places or '.') else told[0].upper() + told[1:]}.", places
     loss = start_of(training, "loss")
     if math.isnan(loss):
         return "unknown", "The first step was not seen, so its loss cannot be judged.", ()
@@ -234,7 +246,7 @@ def _changes(
             else f"see what is computed in step {began.step}{where}: the batch, masks, divisions, logarithms"
         )
     roots = [each for rules in (_OF_DATA, _OF_PROCESSES, _DONE_TO_IT) for each in findings if each.rule in rules]
-    roots += [each for each in findings if _is_of_norms(each, sites)]
+    roots += [each for each in findings if _is_of_norms(each, sites, training)]
     roots += [each for each in findings if each.rule in _OF_STARTS]
     changes += [_remedy(each) for each in roots]
     if began is not None and kind == "learning rate":
