@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import normkit as nk
 from definitions import Definition
 from normkit.errors import NormkitError
-from normkit.identification.passport import CONVENTIONS, Passport
+from normkit.identification.passport import Passport
+from normkit.identification.spec_readings import CONVENTIONS
 
 Outcome = Literal["right", "not plain", "undecidable", "wrong", "failed"]
 Call = Callable[[nn.Module, Tensor], Tensor]

@@ -27,8 +27,8 @@ from answers import build, call_of, judge
 from definitions import Definition, find
 from norm_classes import EXPECTED
 from normkit.conventions.eps import EPS
-from normkit.identification.passport import CONVENTIONS
 from normkit.identification.recorded_rows import identify_rows
+from normkit.identification.spec_readings import CONVENTIONS
 from pages import settle
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "recorded-rows.md"

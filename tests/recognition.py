@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from normkit import identify
-from normkit.identification.passport import CONVENTIONS
+from normkit.identification.spec_readings import CONVENTIONS
 
 
 def assert_recognised(norm, shape, spec, undecided=()):

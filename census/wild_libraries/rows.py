@@ -21,7 +21,8 @@ from torch import nn
 
 import normkit as nk
 from normkit.errors import NormkitError
-from normkit.identification.passport import CONVENTIONS, Passport
+from normkit.identification.passport import Passport
+from normkit.identification.spec_readings import CONVENTIONS
 
 SIZE = 64
 MEAN = 1e4

@@ -18,7 +18,8 @@ from normkit.comparison.rows import Birth, Rows
 from normkit.comparison.values import compare_values
 from normkit.comparison.weights import weights_of
 from normkit.identification.book import Entry
-from normkit.identification.passport import Passport, Reading, value_of
+from normkit.identification.passport import Passport, Reading
+from normkit.identification.spec_readings import value_of
 from normkit.show.terminal import section
 from normkit.spec import NormSpec
 from planted_gains import gains
@@ -268,3 +269,9 @@ def test_what_is_wrong_of_gains_comes_first_and_says_what_it_does() -> None:
     assert "reference + 2; doubled: llama.cpp adds nothing to it and computes gains + 1" in text
     facts = text[text.index("looked at") :]
     assert facts.index("missing") < facts.index("mlp_norm") < facts.index("as llama.cpp stores it")
+
+
+def test_a_printed_comparison_begins_with_its_cause() -> None:
+    found = comparison(pair("norm", PORT))
+    assert str(found).splitlines()[3].startswith("x different  norm does not compute what the reference's does: eps")
+    assert repr(found) == "<Comparison of port with stock: different>"

@@ -13,7 +13,7 @@ from faulty_norms import (
     OverAxes,
 )
 from normkit.identification.behaviour import identify
-from normkit.identification.passport import CONVENTIONS
+from normkit.identification.spec_readings import CONVENTIONS
 
 SHAPE = (4, 3, N)
 

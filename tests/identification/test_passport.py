@@ -14,7 +14,8 @@ import normkit as nk
 from helpers import valid_specs
 from normkit import NormSpec, specs
 from normkit.errors import IdentificationError
-from normkit.identification.passport import CONVENTIONS, Passport, Reading, same_eps, value_of, words_of
+from normkit.identification.passport import Passport, Reading
+from normkit.identification.spec_readings import CONVENTIONS, same_eps, value_of, words_of
 
 EPS = st.sampled_from([None, 1e-5, 1e-6])
 

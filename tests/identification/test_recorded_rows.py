@@ -10,8 +10,8 @@ from torch import nn
 import normkit as nk
 from normkit.conventions.rows import CENTRINGS
 from normkit.errors import InputError
-from normkit.identification.passport import CONVENTIONS
 from normkit.identification.recorded_rows import identify_rows
+from normkit.identification.spec_readings import CONVENTIONS
 
 PRESETS = {
     name: spec

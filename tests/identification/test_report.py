@@ -8,8 +8,9 @@ import pytest
 
 from normkit import specs
 from normkit.identification.book import Entry, PassportBook
-from normkit.identification.passport import CONVENTIONS, Passport, Reading, value_of
+from normkit.identification.passport import Passport, Reading
 from normkit.identification.report import LABELS, describe_book, is_ordinary, parts_of
+from normkit.identification.spec_readings import CONVENTIONS, value_of
 from normkit.spec import NormSpec
 from screens import shown
 
@@ -158,3 +159,22 @@ def test_what_is_ordinary_and_what_is_not() -> None:
     }
     assert all(is_ordinary(reading, value) for reading, value in ordinary.items())
     assert not any(is_ordinary(reading, value) for reading, value in odd.items())
+
+
+def test_a_printed_passport_has_the_formula_and_its_conventions_in_the_width_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    passport = entry("norm", **OPEN).passport
+    lines = str(passport).splitlines()
+    assert lines[0] == "RMSNorm, not wholly decided"
+    assert " ".join(lines).startswith(f"{lines[0]} {specs.LLAMA}  but: casts?")
+    assert "in 16 bits  undecided: it runs in float32 only" in lines
+    assert max(map(len, lines)) <= 60
+    assert repr(passport) == f"<Passport: {specs.LLAMA}>"
+
+
+def test_a_printed_book_is_what_identify_prints() -> None:
+    printed = str(book(*LAYERS))
+    assert "8 norms: RMSNorm, eps 1e-6" in printed
+    assert repr(book(*LAYERS)) == "<PassportBook of mine: 8 norms>"

@@ -13,7 +13,7 @@ from helpers import diagonal
 from normkit import NormSpec, specs
 from normkit.errors import ModelError, ShapeError
 from normkit.identification.behaviour import identify
-from normkit.identification.passport import CONVENTIONS
+from normkit.identification.spec_readings import CONVENTIONS
 from normkit.identification.specimen import Specimen, UnrecognisedError, precision_of
 
 

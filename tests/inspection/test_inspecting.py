@@ -379,3 +379,11 @@ def test_a_model_that_sees_later_tokens_has_none(gpt2: GPT2LMHeadModel, kind: st
     loss.try_causality(model, batch, model(**batch))
     loss.add(batch, model(**batch))
     assert math.isnan(loss.value)
+
+
+@pytest.mark.slow
+def test_a_printed_inspection_has_the_verdict_and_every_finding() -> None:
+    broken = inspect(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8, eps=1.0)), torch.randn(32, 4))
+    assert repr(broken) == f"<Inspection of Sequential: 1 norm, {len(broken.findings)} finding>"
+    assert broken.findings[0].rule in str(broken)
+    assert broken.findings[0].title in str(broken)

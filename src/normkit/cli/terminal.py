@@ -22,8 +22,6 @@ Progress = Callable[[str, float, float], None]
 """Called with the stage, the work that is done, and all the work of the stage or task; 0 if that is unknown."""
 
 _LONGEST = 2000
-WIDTH = 100
-"""Columns that every result fits into; a pipe gets this width too, unless COLUMNS asks for fewer."""
 
 
 class _Trimmed:
@@ -43,6 +41,8 @@ class _Trimmed:
 def results() -> Console:
     """The console for results: at most 100 columns, without colours if NO_COLOR is set or stdout is a pipe."""
     from rich.console import Console
+
+    from normkit.show.terminal import WIDTH
 
     stream = cast("TextIO", _Trimmed(sys.stdout))
     console = Console(file=stream, color_system=None if plain() else "auto", highlight=False, markup=False, emoji=False)

@@ -173,6 +173,16 @@ class Comparison:
     notes: tuple[str, ...] = ()
     """Remarks on what was opened."""
 
+    def __str__(self) -> str:
+        """The causes, what was looked at and the evidence, as `normkit compare` prints them."""
+        from normkit.comparison.report import describe_comparison
+        from normkit.show.terminal import printed, section
+
+        return printed(section(describe_comparison(self), most=5))
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {self.port} with {self.reference}: {self.verdict}>"
+
     @property
     def differs(self) -> bool:
         """At one of the levels they differ by more than rounding, and by more than a runtime's way to store them.

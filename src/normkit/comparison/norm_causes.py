@@ -17,9 +17,9 @@ from normkit.conventions.eps import eps_in
 from normkit.errors import InputError, NormkitError, SpecError
 from normkit.identification.cast_program import in_words, programs_of
 from normkit.identification.half_precision_calls import Run, rate
-from normkit.identification.passport import CONVENTIONS, words_of
 from normkit.identification.recorded_rows import identify_rows
 from normkit.identification.row_bits import USUAL_EPS
+from normkit.identification.spec_readings import CONVENTIONS, words_of
 from normkit.reference import HALF
 from normkit.spec import NormSpec
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from normkit.identification.book import Entry, PassportBook
-from normkit.identification.passport import CONVENTIONS, Passport, said, same_eps, value_of
+from normkit.identification.passport import Passport
+from normkit.identification.spec_readings import CONVENTIONS, said, same_eps, value_of
 from normkit.spec import NormSpec
 
 MatchedBy = Literal["path", "order"]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from normkit.comparison.causes import difference, listed
-from normkit.comparison.differences import Comparison, Level, Pair
 from normkit.comparison.metadata import metadata_facts
 from normkit.comparison.rows import Birth, Rows
 from normkit.comparison.values import Values
 from normkit.show.grouping import merged
 from normkit.show.parts import Column, Fact, Section, Table, Tone, Verdict, printable
 from normkit.text import counted, shortened, significant
+
+if TYPE_CHECKING:
+    from normkit.comparison.differences import Comparison, Level, Pair
 
 _CASTS = ("casts", "output dtype", "offset dtype")
 _LEVELS: tuple[Level, ...] = ("metadata", "values", "conventions", "rows")

@@ -15,6 +15,7 @@ from normkit.errors import IdentificationError, InputError, NormkitError
 from normkit.identification.passport import Passport
 from normkit.identification.sites import NormSite, OtherNorm, chosen, find_sites
 from normkit.identification.tracing import trace
+from normkit.text import counted
 
 _SCHEMA = 1
 _CONTENT = "passports of the norms of one model"
@@ -80,6 +81,16 @@ class PassportBook:
     """The norms in forward order."""
     left_out: Mapping[str, str]
     """Path -> reason, for modules that normalize in a way that no spec describes."""
+
+    def __str__(self) -> str:
+        """The norms by kind, as `normkit identify` prints them."""
+        from normkit.identification.report import describe_book
+        from normkit.show.terminal import printed, section
+
+        return printed(section(describe_book(self)))
+
+    def __repr__(self) -> str:
+        return f"<PassportBook of {self.model}: {counted(len(self.entries), 'norm')}>"
 
     @classmethod
     def of(cls, name: str, sites: Sequence[NormSite], left_out: Sequence[OtherNorm]) -> PassportBook:

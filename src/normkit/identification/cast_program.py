@@ -13,7 +13,8 @@ from normkit.conventions.eps import EPS
 from normkit.identification import half_precision_calls
 from normkit.identification.gain_and_bias import Affine
 from normkit.identification.half_precision_calls import DEFINITION, Rate, Run
-from normkit.identification.passport import Reading, value_of
+from normkit.identification.passport import Reading
+from normkit.identification.spec_readings import value_of
 from normkit.identification.specimen import Specimen
 from normkit.reference import HALF
 from normkit.spec import NormSpec

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from normkit.errors import IdentificationError, NormkitError
 from normkit.identification import coupling, formula
 from normkit.identification.maps import ACTIVATIONS
-from normkit.identification.passport import CONVENTIONS, Passport, Reading, value_of, without_spec
+from normkit.identification.passport import Passport, Reading, without_spec
+from normkit.identification.spec_readings import CONVENTIONS, value_of
 from normkit.identification.specimen import Specimen, UnrecognisedError, one_of
 
 Recover = Callable[[Specimen, tuple[int, ...]], Passport | None]

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from normkit.conventions.eps import EPS
 from normkit.identification.eps_and_divisor import RollOff, choose
-from normkit.identification.passport import CONVENTIONS, Passport, Reading, Verdict, value_of, without_spec
+from normkit.identification.passport import Passport, Reading, Verdict, without_spec
 from normkit.identification.row_bits import SAME_BUT_FOR_EPS, compared_bit_by_bit
 from normkit.identification.row_fits import Fit, Recording, fits_of
 from normkit.identification.row_scales import Scale, scales_of, still_fits
+from normkit.identification.spec_readings import CONVENTIONS, value_of
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from normkit.identification.book import Entry, PassportBook
-from normkit.identification.passport import CONVENTIONS, said, words_of
+from normkit.identification.spec_readings import CONVENTIONS, said, words_of
 from normkit.show.formula import formula_name
 from normkit.show.grouping import merged, pattern
 from normkit.show.parts import Column, Fact, Section, Table, Verdict, printable
 from normkit.spec import NormSpec
 from normkit.text import counted, rounded_percent
+
+if TYPE_CHECKING:
+    from normkit.identification.book import Entry, PassportBook
+    from normkit.identification.passport import Passport
 
 LABELS = {
     "kind": "kind",
@@ -56,7 +59,7 @@ def describe_book(book: PassportBook) -> Section:
     """The passports, safe to print: for each kind of norm, the most frequent first, formula, places and conventions."""
     alike: dict[object, list[Entry]] = defaultdict(list)
     for entry in book.entries:
-        alike[entry.passport.verdict, entry.passport.spec, _facts(entry)].append(entry)
+        alike[entry.passport.verdict, entry.passport.spec, _facts(entry.passport)].append(entry)
     groups = sorted(alike.values(), key=len, reverse=True)
     kinds = f", of {counted(len(groups), 'kind')}" if groups else ""
     sections = [_kind(group) for group in groups]
@@ -70,6 +73,12 @@ def describe_book(book: PassportBook) -> Section:
         sections=tuple(sections or [Section(verdict=_NO_NORM)]),
     )
     return printable(described)
+
+
+def describe_passport(passport: Passport) -> Section:
+    """One passport, safe to print: the formula, each convention in words, and how sure it is."""
+    name, formula = _name_and_formula(passport)
+    return printable(Section(title=name, notes=(formula,), facts=_facts(passport, evidence="in its readings")))
 
 
 def parts_of(reading: str, value: Any) -> tuple[str, ...]:
@@ -100,16 +109,20 @@ def is_ordinary(reading: str, value: Any) -> bool:
     return reading in _ORDINARY and said(value) == _ORDINARY[reading]
 
 
+def _name_and_formula(passport: Passport) -> tuple[str, str]:
+    """The name of what was found, and its formula with the conventions that are not decided."""
+    if passport.spec is None:
+        return passport.verdict, "no formula was found"
+    name, formula = formula_name(passport.spec), str(passport.spec)
+    if undecided := [reading for reading in CONVENTIONS if reading in passport.undecidable]:
+        # The formula also contains what was not decided, which must not be read as found.
+        return f"{name.partition(',')[0]}, not wholly decided", f"{formula}  but: {', '.join(undecided)}?"
+    return name, formula
+
+
 def _kind(entries: list[Entry]) -> Section:
     """Norms that compute the same."""
-    passport = entries[0].passport
-    name: str = passport.verdict
-    formula = "no formula was found"
-    if passport.spec is not None:
-        name, formula = formula_name(passport.spec), str(passport.spec)
-        if undecided := [reading for reading in CONVENTIONS if reading in passport.undecidable]:
-            # The formula also contains what was not decided, which must not be read as found.
-            name, formula = f"{name.partition(',')[0]}, not wholly decided", f"{formula}  but: {', '.join(undecided)}?"
+    name, formula = _name_and_formula(entries[0].passport)
     places: dict[object, list[Entry]] = defaultdict(list)
     for entry in entries:
         places[pattern(entry.path), entry.class_name, entry.features].append(entry)
@@ -122,13 +135,13 @@ def _kind(entries: list[Entry]) -> Section:
         title=f"{counted(len(entries), 'norm')}: {name}",
         notes=(formula,),
         tables=(Table.of("Norms", _COLUMNS, rows),),
-        facts=_facts(entries[0]),
+        facts=_facts(entries[0].passport),
     )
 
 
-def _facts(entry: Entry) -> tuple[Fact, ...]:
-    """The conventions, and how sure they are."""
-    passport, spec = entry.passport, entry.passport.spec
+def _facts(passport: Passport, evidence: str = "in the JSON") -> tuple[Fact, ...]:
+    """The conventions, how sure they are, and where the evidence is."""
+    spec = passport.spec
     # The reason why a reading is open, or its words; the ordinary ones that are no convention are left out.
     found: dict[str, tuple[str | None, tuple[str, ...]]] = {}
     if spec is not None:
@@ -143,4 +156,4 @@ def _facts(entry: Entry) -> tuple[Fact, ...]:
         for name, (reason, parts) in found.items()
     ]
     sure = rounded_percent(passport.confidence)
-    return (*facts, Fact("confidence", f"{sure}; the evidence is in the JSON"))
+    return (*facts, Fact("confidence", f"{sure}; the evidence is {evidence}"))

@@ -15,8 +15,9 @@ from normkit.conventions.casts import OutputDtype
 from normkit.conventions.eps import PLACEMENTS
 from normkit.identification import cast_program, half_precision_calls
 from normkit.identification.half_precision_calls import Run
-from normkit.identification.passport import Reading, value_of
+from normkit.identification.passport import Reading
 from normkit.identification.row_fits import OFFSETS, Recording
+from normkit.identification.spec_readings import value_of
 from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import counted, dtype_name

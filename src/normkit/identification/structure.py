@@ -21,7 +21,8 @@ from normkit.identification.coupling import Coupling
 from normkit.identification.eps_and_divisor import is_length, row_rms
 from normkit.identification.formula import Fit, Parity
 from normkit.identification.gain_and_bias import Part
-from normkit.identification.passport import Reading, value_of
+from normkit.identification.passport import Reading
+from normkit.identification.spec_readings import value_of
 from normkit.identification.specimen import Precision, Specimen, UnrecognisedError
 from normkit.spec import NormSpec
 

@@ -32,7 +32,7 @@ from normkit.measurement.training import Training
 from normkit.measurement.weights import recurring_outliers
 from normkit.rules.finding import Check, Finding, Severity
 from normkit.spec import NormSpec
-from normkit.text import dtype_name
+from normkit.text import counted, dtype_name
 
 SCHEMA_VERSION = 1
 
@@ -113,6 +113,17 @@ class Inspection:
         """The number of a block, in its stack where there are several."""
         names = self.stack_names()
         return f"{names[:block].count(names[block])} of {names[block]}" if names else str(block)
+
+    def __str__(self) -> str:
+        """The verdict, the findings, the norms and the checks, as `normkit inspect` prints them."""
+        from normkit.inspection.report import printing
+        from normkit.show.terminal import printed
+
+        return printed(printing.summary(self))
+
+    def __repr__(self) -> str:
+        counts = f"{counted(len(self.sites), 'norm')}, {counted(len(self.findings), 'finding')}"
+        return f"<Inspection of {self.model.name}: {counts}>"
 
     def write_html(self, path: str | Path) -> Path:
         """Write the report as one self-contained HTML file, whole or not at all, and return its path.

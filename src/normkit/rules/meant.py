@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from normkit.identification.passport import CONVENTIONS, Passport
+from normkit.identification.passport import Passport
+from normkit.identification.spec_readings import CONVENTIONS
 from normkit.measurement.facts import Site, Spectrum
 from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity

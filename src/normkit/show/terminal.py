@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 from collections.abc import Iterable, Sequence
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
 from normkit.show.parts import Fact, Section, Table, Tone, Verdict
 
+WIDTH = 100
+"""Columns that every result fits into; a pipe gets this width too, unless COLUMNS asks for fewer."""
 _WIDEST_LABEL = 44
 
 # Tone -> the mark before it and its style.
@@ -33,6 +37,13 @@ def marked(tone: Tone, words: str) -> Text:
 def answer(verdict: Verdict) -> Text:
     """A verdict on one line."""
     return Text.assemble(marked(verdict.tone, verdict.headline), f"  {verdict.detail}" if verdict.detail else "")
+
+
+def printed(part: RenderableType) -> str:
+    """The text of a result for `print`: as wide as the terminal, at most 100 columns, without colours."""
+    text, width = io.StringIO(), min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH)
+    Console(file=text, width=width, color_system=None, highlight=False, markup=False, emoji=False).print(part)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def section(part: Section, most: int = 24, depth: int = 0) -> RenderableType:

@@ -7,7 +7,8 @@ import math
 import torch
 
 from normkit.conventions.eps import eps_in
-from normkit.identification.passport import CONVENTIONS, Passport, same_eps, words_of
+from normkit.identification.passport import Passport
+from normkit.identification.spec_readings import CONVENTIONS, same_eps, words_of
 from normkit.spec import NormSpec
 from normkit.testing import agreement
 from normkit.testing.agreement import Misfit
