@@ -344,3 +344,23 @@ def test_a_gain_of_more_than_the_channels_is_no_spec():
     module = Spatial(3, 12, affine=False)
     module.scale = nn.Parameter(torch.rand(5, 12) + 0.5)
     assert nk.identify(module, (2, 5, 12)).spec is None
+
+
+@pytest.mark.parametrize("part", ["gain", "bias"])
+@pytest.mark.parametrize(
+    ("read", "count", "seen"),
+    [
+        (lambda entries: entries[torch.arange(12) % 6], 6, "feature 6 has entry 0 of .*; 6 of its entries are"),
+        (lambda entries: torch.cat([entries[:4], entries[4:].flip(0)]), 8, "feature 4 has entry 11 of"),
+    ],
+)
+def test_entries_that_are_read_in_another_order_are_no_plain_parameter(part, read, count, seen):
+    class Misread(nn.LayerNorm):
+        def forward(self, x):
+            weight, bias = (read(self.weight), self.bias) if part == "gain" else (self.weight, read(self.bias))
+            return weight * F.layer_norm(x, (12,)) + bias
+
+    with pytest.raises(
+        structure.ComputedAffineError, match=f"{count} of 12 features have the {part} of another one: {seen}"
+    ):
+        recovered(Misread(12), (2, 12))

@@ -29,6 +29,24 @@ class Gathered:
         """The weight."""
         return torch.cat([parameters[name].flatten() for name in self.names])[self.index]
 
+    def misread(self, role: str, parameters: Mapping[str, Tensor]) -> str | None:
+        """In words, what is wrong where one number for each feature is read in another order, or not all are read.
+
+        Args:
+            role: "gain" or "bias".
+            parameters: By name.
+        """
+        index = self.index.flatten()
+        places = torch.arange(len(index))
+        if len(self.names) > 1 or parameters[self.names[0]].shape != places.shape or torch.equal(index, places):
+            return None
+        wrong = int((index != places).sum())
+        first = int((index != places).nonzero()[0])
+        line = f"{wrong} of {len(places)} features have the {role} of another one: feature {first} has entry "
+        line += f"{int(index[first])} of {self.names[0]}"
+        unread = len(places) - len(set(index.tolist()))
+        return line + (f"; {unread} of its entries are not read" if unread else "")
+
     def set(self, parameters: Mapping[str, Tensor], value: float) -> None:
         """Give every entry of the weight this value."""
         entries = torch.cat([parameters[name].flatten() for name in self.names])

@@ -182,6 +182,9 @@ def _gathered(
     gain = gain or gain_and_bias.gathered_of(gains, draws, slopes, tolerance)
     bias = gain_and_bias.bias_of(biases, draws, _LAST_AXIS, scale, tolerance)
     bias = bias or gain_and_bias.gathered_of(biases, draws, (1.0,), tolerance)
+    for role, part in (("gain", gain), ("bias", bias)):
+        if part is not None and part.gathered is not None and (line := part.gathered.misread(role, draws[0])):
+            raise ComputedAffineError("norm", line)
     # A spec's gain varies along the channels if its rows span them, whatever entries of parameters it consists of.
     if gain is not None and bias is not None and not bias.intercept and not spec.rows.are_channels:
         return spec, gain, bias, fits[0].residual
