@@ -14,9 +14,9 @@ from faulty_norms import OverAxes
 from helpers import finding_of
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sites import OtherNorm
-from normkit.rules.coupling import small_batches
+from normkit.rules.coupling import leaked_future, small_batches
 from normkit.rules.rule import Hit, NotChecked
-from watched_runs import training
+from watched_runs import series, training
 
 WIDTH = 64
 
@@ -82,6 +82,23 @@ def test_every_leaking_norm_is_named_once(models, inspected, finding):
 def test_the_past_and_a_model_that_looks_both_ways_leak_no_future(models, inspected):
     assert finding_of(inspected(models.plain(lambda _: SoFar())), "C4") is None
     assert finding_of(inspected(Encoder(over_time).eval()), "C4") is None
+
+
+@pytest.mark.slow
+def test_rows_of_several_tokens_leak_in_a_run_whose_labels_are_the_next_input(models, inspected, facts_of):
+    def judged(norm, *shares):
+        run, model = training(*([series("labels next", shares)] if shares else [])), models.plain(norm)
+        facts, passport = facts_of(inspected(model), model), nk.identify(norm(WIDTH), (2, 5, WIDTH))
+        passports = {site.path: passport for site in facts.sites}
+        return leaked_future.check(replace(facts, passports=passports, leaks=None, training=run))
+
+    found = judged(over_time, 1.0, 1.0, 0.97)
+    assert (found.severity, len(found.sites)) == ("error", 7)
+    assert found.measured == "7 norms with several tokens in a row, in a model of the next token"
+    assert judged(nn.RMSNorm, 1.0) is None
+    # Labels of an encoder are its inputs, or classes.
+    assert judged(over_time, 0.03) is None
+    assert "no labels of a cross-entropy" in judged(over_time).reason
 
 
 def test_without_token_ids_leaks_are_not_checked():

@@ -303,7 +303,9 @@ class _WithoutEnds(Listener):
 
     def before_site(self, site: NormSite, x: Tensor) -> None:
         rows, samples = site.spec.rows, len(self.mask)
-        if not rows.are_samples or x.dim() != 3 or len(x) != samples:
+        # Without a gain for each channel an instance norm is a norm of its last axis.
+        is_over_time = rows.are_samples or isinstance(site.module, nn.InstanceNorm1d)
+        if not is_over_time or x.dim() != 3 or len(x) != samples:
             return
         axis, bare = 3 - (rows.channel_axis or 1) % 3, site.spec.replace(**NO_GAIN.conventions())
         # The norm may have fewer places than the sound has samples.

@@ -38,7 +38,7 @@ def wrong_axis(facts: Facts) -> Outcome:
     """Other axes than declared; or over the tokens of a (B, T, D) stream whose other norms take its features."""
     width = facts.model.width
     along_features = [site for site in facts.sites if site.spec.rows.num_trailing == 1 and site.input.features == width]
-    over_tokens = [site for site in facts.sites if _spans_tokens(site, facts)]
+    over_tokens = [site for site in facts.sites if spans_tokens(site, facts)]
     cases: list[Case] = []
     for site in facts.sites:
         seen, meant = site.spec.rows, _declared_rows(site, facts)
@@ -84,7 +84,7 @@ def _declared_rows(site: Site, facts: Facts) -> Rows | None:
     return stock.rows if is_known else None
 
 
-def _spans_tokens(site: Site, facts: Facts) -> bool:
+def spans_tokens(site: Site, facts: Facts) -> bool:
     """Its input is (B, T, D), and a row holds several tokens."""
     passport = facts.passports.get(site.path)
     shape = () if passport is None else passport.shape
@@ -121,7 +121,7 @@ def mixed_heads(facts: Facts) -> Outcome:
         if "query-key" not in (site.role, declared.role if declared is not None else "") and site.role != "unknown":
             continue
         # The other axis of a row is then tokens, not heads.
-        if site.spec.rows.are_channels or _spans_tokens(site, facts):
+        if site.spec.rows.are_channels or spans_tokens(site, facts):
             continue
         n, meant = site.input.features, declared.features if declared is not None else None
         if meant is None and facts.intent is not None:

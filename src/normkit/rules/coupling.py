@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 from normkit.identification.sites import OtherNorm
+from normkit.measurement.training import Training
+from normkit.rules.axes import spans_tokens
 from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
-from normkit.rules.rule import NO_TOKENS, NO_TRAINING, Case, Hit, NotChecked, Outcome, Rule, evidence_lines, hit
+from normkit.rules.rule import (
+    NO_TOKENS,
+    NO_TRAINING,
+    Case,
+    Hit,
+    NotChecked,
+    Outcome,
+    Rule,
+    evidence_lines,
+    hit,
+    measured,
+)
 from normkit.text import counted, percent
 
 _BATCH_NOISE = 0.12
@@ -15,6 +29,8 @@ _BATCH_NOISE = 0.12
 _FEW_SAMPLES = 16
 # ResNet-50's error on ImageNet with 32, 16, 8, 4, 2 images a device: 23.6, 23.7, 24.8, 27.3, 34.7 % (table 2 there).
 _PAIR = 2
+# A share of the labels that no model of other labels has by chance.
+_NEXT_SHARE = 0.95
 _NO_TEXT = {
     "image": NotChecked("an image has no later tokens and no padding"),
     "recording": NotChecked("tried on token ids, not on sound"),
@@ -27,7 +43,8 @@ _NO_TEXT = {
     severity="error",
     threshold=(
         "rows of earlier tokens move when later ones change, by 0.1 % or more (8 machine epsilons in 16 bits), "
-        "while the norm's input does not change, in a model that is causal otherwise"
+        "while the norm's input does not change, in a model that is causal otherwise; in a run: a row holds several "
+        f"tokens, and {percent(_NEXT_SHARE)} of the labels are the next input"
     ),
     source="DeepXi#18, btgym#79",
     why=(
@@ -44,10 +61,27 @@ _NO_TEXT = {
 )
 def leaked_future(facts: Facts) -> Outcome:
     """Earlier rows move with later tokens, through a norm, in a model that is causal otherwise."""
+    if facts.leaks is None and facts.training is not None:
+        return _leaking_in_a_run(facts, facts.training)
     if facts.leaks is None or facts.model.unit in _NO_TEXT:
         return _NO_TEXT.get(facts.model.unit, NO_TOKENS)
     verbs, changed = ("lets", "let"), "with later tokens changed, the rows of earlier ones"
     return _leaking(facts, "time", verbs, "later tokens affect earlier ones", changed, "error", "warning")
+
+
+def _leaking_in_a_run(facts: Facts, training: Training) -> Outcome:
+    """Norms whose rows hold several tokens, where the labels are the next input: no altered copy runs there."""
+    shares = [share for _, share in measured(training, "labels next")]
+    if not shares:
+        return NotChecked("no labels of a cross-entropy were seen, which tell whether the next token is predicted")
+    if median(shares) < _NEXT_SHARE:
+        return None
+    cases = [
+        Case(site.path, "error", f"a row is {site.spec.rows.words}, and the labels are the next input")
+        for site in facts.sites
+        if spans_tokens(site, facts) and not facts.is_stock(site.path)
+    ]
+    return hit(cases, f"{counted(len(cases), 'norm')} with several tokens in a row, in a model of the next token")
 
 
 def _leaking(
