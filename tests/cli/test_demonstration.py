@@ -22,7 +22,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     """One run on 80 columns, and the folder that it wrote."""
     folder = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("normkit.cli.terminal.WIDTH", 80)
+        patch.setattr("normkit.show.terminal.WIDTH", 80)
         return CliRunner().invoke(verbs, ["inspect", "--out", str(folder)], prog_name="normkit"), folder
 
 

@@ -73,7 +73,7 @@ def difference(change: Change) -> str:
     """How a norm differs from its reference in one respect; what both do alike is left out, or said to be alike.
 
     Example:
-        >>> from normkit.identification.passport import value_of
+        >>> from normkit.identification.spec_readings import value_of
         >>> from normkit.spec import NormSpec
         >>> given, expected = (value_of(NormSpec(eps=eps), "eps") for eps in (1e-6, 1e-5))
         >>> difference(Change(reading="eps", given=given, expected=expected))

@@ -89,7 +89,7 @@ def parts_of(reading: str, value: Any) -> tuple[str, ...]:
         value: The conventions that it decides, as plain JSON; of another reading its value.
 
     Example:
-        >>> from normkit.identification.passport import value_of
+        >>> from normkit.identification.spec_readings import value_of
         >>> parts_of("eps", value_of(NormSpec(eps=1e-6), "eps"))
         ('1e-06', 'inside the root')
     """
