@@ -36,7 +36,6 @@ These pages tell you which published statements about normalization hold when so
 trains small models and compares a paper's statement with its own numbers.
 
 **Result** of {studies} of {all_studies} that were run under the conditions below: {headline}.
-The column of seeds says which verdicts are older or still to come.
 
     normkit study                                        # the studies, and how long each takes
     normkit study --all                                  # these
@@ -167,7 +166,7 @@ def pages(studies: list[dict[str, Any]]) -> dict[str, str]:
         verdicts += [verdict for _, verdict in found] if seeds else []
         ledger = {claim.says: ", ".join(claim.ledger) for claim in load(name).claims}
         for says, verdict in found:
-            count = "none yet" if verdict == "not run" else str(seeds or "3, judged by their range")
+            count = "none yet" if verdict == "not run" else str(seeds)
             rows.append(f"| [{name}]({name}.md) | {_cell(says)} | {verdict} | {count} | {ledger.get(says, '')} |\n")
     judged = [
         condition
