@@ -196,7 +196,7 @@ def test_tensors_with_other_names_are_paired_by_their_values() -> None:
     reference, generator = model(), torch.Generator().manual_seed(4)
     reference["model.embed.weight"] = torch.randn(100, 64, generator=generator)
     for layer in range(LAYERS):
-        # What is constant goes with the matrix beside it.
+        # A constant tensor is paired with the one beside the paired matrix.
         reference[f"model.layers.{layer}.mlp.up.bias"] = torch.zeros(3 * 64)
         reference[f"model.layers.{layer}.attn.o_proj.bias"] = torch.randn(64, generator=generator)
     port, name = in_other_words(reference), "model.h.1.mix.w2.weight"

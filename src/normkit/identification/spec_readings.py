@@ -1,4 +1,4 @@
-"""What of a spec each reading of a passport decides, as JSON and in words."""
+"""The conventions of a spec that each reading of a passport decides, as JSON and in words."""
 
 from __future__ import annotations
 

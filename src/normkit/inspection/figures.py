@@ -99,10 +99,9 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
             ax.vlines(places, low, high, colors=colour(name), alpha=0.3, zorder=2, linewidth=width)
             look: Any = {"color": colour(name), "marker": marker, "markersize": marker_size(len(sites)), "zorder": 3}
             ax.plot(places, median, linewidth=0, **look, label=label)
-            apart = [f"norm {place}" if sites[place].block is None else "" for place in places]
-            of_each = [
-                name or inspection.stack_of(sites[place].block) for name, place in zip(apart, places, strict=True)
-            ]
+            # No line joins norms outside the blocks.
+            blocks = [(place, sites[place].block) for place in places]
+            of_each = [f"norm {at}" if block is None else inspection.stack_of(block) for at, block in blocks]
             ax.plot(*with_gaps(of_each, places, median), linewidth=1.0, **look | {"marker": ""})
         if stream:
             look = {"color": colour("muted"), "linestyle": DASHED, "linewidth": 1.2, "zorder": 1}
@@ -136,7 +135,7 @@ def _stream(inspection: Inspection) -> list[tuple[float, float]]:
     for block in inspection.blocks:
         places = [place for place, site in enumerate(inspection.sites) if site.block == block.index]
         if places:
-            points = stacks.setdefault(block.path.rpartition(".")[0], [])
+            points = stacks.setdefault(inspection.stack_of(block.index), [])
             after = (places[-1] + 0.5, block.stream_out.rms_median)
             points[-1:] = [(places[0] - 0.5, block.stream_in.rms_median), after]
     shown = [[point for point in points if point[1] > 0] for points in stacks.values()]
