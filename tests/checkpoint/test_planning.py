@@ -47,6 +47,14 @@ def test_untying_is_said_at_every_level_of_the_configuration_and_only_where_it_i
     assert plan.config == dict.fromkeys(sorted(levels), False)
 
 
+def test_a_table_of_its_own_for_the_head_is_no_change_where_all_else_is_refused():
+    plan = plan_of(model_of("llama", tied=True), "centre", untie=True)
+    assert (plan.untie, plan.config, {edit.relation for edit in plan.edits}) == (False, {}, {"identical"})
+    assert "lm_head.weight" not in edits_of(plan)
+    with pytest.raises(InputError, match="nothing of what was asked can be done"):
+        plan.require_change()
+
+
 def test_a_second_plan_finds_nothing_to_fold():
     from normkit.checkpoint.memory import fold
 

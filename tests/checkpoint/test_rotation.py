@@ -18,6 +18,9 @@ from normkit.checkpoint.hadamard import rotate_columns
 from normkit.checkpoint.loading import load
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.model_folder import sha256
+from normkit.checkpoint.opening import open_model
+from normkit.checkpoint.orthogonal import asked_matrices
+from normkit.checkpoint.report import describe_plan
 from normkit.errors import InputError
 from normkit.models.family import declared_family
 from planned_models import model_of, plan_of
@@ -144,6 +147,27 @@ def test_a_rotation_is_the_hadamard_matrix_with_its_signs_and_bits_do_not_depend
     assert np.abs(loaded[table].numpy() - before[table] @ turn.T).max() < 1e-14
     gain = before["model.layers.0.input_layernorm.weight"]
     assert np.abs(loaded[query].numpy() - before[query] * gain @ turn.T).max() < 1e-14
+
+
+@pytest.mark.parametrize(("family", "rotates"), [("llama", True), ("gemma3", False)])
+def test_what_is_rotated_is_said_and_a_head_gets_a_table_only_for_it(family, rotates):
+    model, _ = without_zero_gains(family, tied=True)
+    plan = plan_of(model, "rotate", untie=True)
+    tables = [edit.name for edit in plan.edits if edit.source == "model.embed_tokens.weight"]
+    assert (plan.untie, "tie_word_embeddings" in plan.config, len(tables)) == (rotates, rotates, 1 + rotates)
+    described = describe_plan(plan, open_model(model).source.tensors)
+    said = " ".join([*plan.remarks, *(refusal.reason for refusal in plan.refusals), described.gist])
+    assert ("hidden states are in other orthogonal coordinates" in said) is rotates
+    layers = len(plan.rotated_values)
+    assert (f"residual stream not rotated, values of {layers} attentions rotated" in described.gist) is not rotates
+    assert ("because of it the residual stream is not rotated: its gain stays" in said) is not rotates
+    note = f"the residual stream is not rotated, hidden states are those of before; only the values of {layers} att"
+    assert (note in said) is not rotates
+    assert ("the head still shares its table with the embeddings" in said) is not rotates
+    # A file without matrices rotates nothing.
+    nothing = plan_of(model, "rotate", untie=True, matrix=asked_matrices({}))
+    assert nothing.rotated_values == nothing.rotated_sums == ()
+    assert "the residual stream is not rotated, hidden states are those of before" in nothing.remarks
 
 
 def drawn(model: Any, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -69,7 +69,7 @@ def fold(
         source: Its folder, with config.json and safetensors.
         destination: A folder that does not exist yet; it appears when everything is written, and not before.
         operations: As `normkit.fold` takes them.
-        untie: Give a tied head a table of its own.
+        untie: Give a tied head a table of its own, if what is done needs one.
         dtype: Dtype of what is written: "same", or "float32".
         max_memory: Bytes that the process may occupy.
         threads: Threads that compute; the bits do not depend on their number.

@@ -97,7 +97,7 @@ def fold(
             2^-halvings of what it was, for float16), "rotate" (stream and values in other orthogonal coordinates,
             after "gain", "bias", "final" and, with LayerNorms, "rms"). Or "batchnorm" alone. None: "batchnorm" for a
             model with batch norms, else "gain", "bias" and "final".
-        untie: Give a tied head a table of its own.
+        untie: Give a tied head a table of its own, if what is done needs one.
         for_training: The model will be trained further: dropout is then an error.
         inverse: Undo this folding instead: norms, gains and biases come back bit for bit, W is divided by g and
             rounded once. Centred weights stay centred, which no LayerNorm sees, and an untied head keeps its table.

@@ -337,6 +337,10 @@ class FoldPlan:
     """The operations that were asked for and are not done."""
     centred: tuple[str, ...] = ()
     """Names of the writers that are centred."""
+    rotated_sums: tuple[str, ...] = ()
+    """The sums of the residual stream that are rotated; not in JSON, where the edits say it."""
+    rotated_values: tuple[str, ...] = ()
+    """Paths of the attentions whose values are rotated; not in JSON."""
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Key of config.json that changes -> its new value; nested keys as "text_config.tie_word_embeddings"."""
     dropped: tuple[str, ...] = ()
@@ -356,8 +360,8 @@ class FoldPlan:
             self,
             dict_factory=lambda pairs: {key: each.sha256 if isinstance(each, Given) else each for key, each in pairs},
         )
-        for name in ("options", "acts_as"):
-            if not document[name]:
+        for name in ("options", "acts_as", "rotated_sums", "rotated_values"):
+            if name.startswith("rotated") or not document[name]:
                 del document[name]
         document["edits"] = [
             {"relation": edit.relation, **written} for edit, written in zip(self.edits, document["edits"], strict=True)

@@ -29,7 +29,7 @@ from normkit.checkpoint.plan import (
 )
 from normkit.checkpoint.reader import TORCH, Source, TensorInfo, check_finite
 from normkit.errors import InputError, ModelError
-from normkit.models.graph import Graph
+from normkit.models.graph import Graph, Linear
 from normkit.models.settings import Settings
 
 
@@ -150,6 +150,16 @@ class PlanBuilder:
     def copy_bias(self, name: str, source: str) -> None:
         """Create a bias for a head that shared another's; it becomes what that one becomes."""
         self._edits[name], self._copied_biases[name] = self._edits[source], source
+
+    def take_back_copy(self, head: Linear) -> bool:
+        """Share the table again that a head was given for itself, if both become the same; whether they do."""
+        table = self._matrix(str(head.tied_to))
+        if dataclasses.replace(self._matrix(head.weight), name=table.name, source=table.source) != table:
+            return False
+        for name in {head.weight, head.parted_bias} - self._tensors.keys() - {None}:
+            del self._edits[str(name)]
+            self._copied_biases.pop(str(name), None)
+        return True
 
     def create_constant(self, name: str, size: int, value: float, dtype: str) -> None:
         """Create a vector of one number."""

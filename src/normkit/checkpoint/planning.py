@@ -63,7 +63,8 @@ def make_plan(
     Args:
         opened: The checkpoint.
         operations: Any of `OPERATIONS`; None is `DEFAULT`.
-        untie: Give a tied head a table of its own, so that the final gain can enter it and the embeddings be centred.
+        untie: Give a tied head a table of its own, so that the final gain can enter it and the embeddings be centred;
+            where both stay alike, none is made.
         dtype: Dtype of what is written: "same", or "float32".
         for_training: The result will be trained further: dropout is then an error.
         change_class: The model may become one of another family, if that family computes the same.
@@ -134,15 +135,12 @@ def make_plan(
     builder = PlanBuilder(source.tensors, dtype)
     named = config["architectures"][0]
     written: dict[str, Any] = {} if graph.architecture == named else {"architectures": [graph.architecture]}
-    if context.untie:
-        head = next(linear for linear in graph.linears if linear.tied_to)
+    head = next((linear for linear in graph.linears if linear.tied_to), None) if context.untie else None
+    if head is not None:
         if head.weight not in source.tensors:
             builder.copy_table(head.weight, str(head.tied_to))
         if head.parted_bias is not None:
             builder.copy_bias(head.parted_bias, str(head.bias))
-        # The key is set at every level of the configuration that has it.
-        key = graph.family.tie.key if graph.family.tie else ""
-        written = dict.fromkeys(sorted({key, *paths_to(config, key)}), False)
     elif untie and (reason := graph.against_untying()):
         builder.refuse("final", graph.architecture, reason)
     changes = tuple(move_affine(context, builder, norm) for norm in graph.norms)
@@ -165,11 +163,14 @@ def make_plan(
         }
         if swaps and change_class and (other := change_family(context, builder, len(swaps))) is not None:
             swaps, written, dropped = {}, written | other[0], tuple(key for key in other[1] if key in config)
+    sums: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     if (by := seed if matrix is None else matrix) is not None:
         if matrix is not None:
             check_sizes(matrix, graph, {each.name: head_width(context, each) for each in graph.attentions})
         becomes_rms = {norm.name for norm in changes if norm.becomes_rms}
-        if stays is None and not rotate_stream(context, builder, becomes_rms, by) and asked != given:
+        sums = rotate_stream(context, builder, becomes_rms, by) if stays is None else ()
+        if stays is None and not sums and asked != given:
             # Gains that leave their norms for a stream that does not turn would only cost a rounding.
             left = tuple(refusal for refusal in builder.refusals if refusal.operation == "rotate")
             return make_plan(
@@ -186,8 +187,12 @@ def make_plan(
                 stays=left,
             )
         builder.refusals += stays or ()
-        for attention in graph.attentions:
-            rotate_values(context, builder, attention, by)
+        values = tuple(each.name for each in graph.attentions if rotate_values(context, builder, each, by))
+    untied = head is not None and not builder.take_back_copy(head)
+    if untied and graph.family.tie is not None:
+        # The key is set at every level of the configuration that has it.
+        key = graph.family.tie.key
+        written = dict.fromkeys(sorted({key, *paths_to(config, key)}), False) | written
     if "unoffset" in asked:
         changes, plain, removed = store_plain_gains(context, builder, changes, change_class=change_class)
         written, dropped = written | plain, (*dropped, *(key for key in removed if key in config))
@@ -201,11 +206,13 @@ def make_plan(
         family=graph.family.model_type,
         architecture=graph.architecture,
         operations=asked,
-        untie=context.untie,
+        untie=untied,
         edits=edits,
         norms=changes,
         refusals=builder.refusals,
         centred=centred,
+        rotated_sums=sums,
+        rotated_values=values,
         config=written,
         dropped=dropped,
         swaps={path: spec.to_json() for path, spec in swaps.items()},
@@ -224,7 +231,8 @@ def make_plan(
                 if graph.architecture != named
                 else []
             ),
-            *_remarks(context, opened, edits, changes),
+            *_remarks(context, opened, edits, changes, untied=untied),
+            *_on_rotations(sums, values, is_asked="rotate" in asked),
             *_on_eps(acting, graph.norms, halvings),
             *([matrix.remark] if matrix is not None else ()),
             *graph.family.remarks,
@@ -232,7 +240,9 @@ def make_plan(
     )
 
 
-def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit], changes: Sequence[NormChange]) -> list[str]:
+def _remarks(
+    context: FoldContext, opened: Opened, edits: Sequence[Edit], changes: Sequence[NormChange], *, untied: bool
+) -> list[str]:
     """Notes for the user about the edits, one sentence each."""
     remarks, graph = [], context.graph
     if whole := sum(len(norm.kept) for norm in changes if norm.gain in ("mantissa", "scaled")):
@@ -241,10 +251,6 @@ def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit], change
         remarks.append(f"{counted(whole, 'gain')} {stay} whole, as {dtypes} would lose a bit of what remains")
     if "scale" in context.operations and any(edit.exponent for edit in edits):
         remarks.append("hidden states are smaller by that power of two; what norms make of them is the same")
-    if "rotate" in context.operations and any(edit.rotations for edit in edits):
-        remarks.append(
-            "hidden states are in other orthogonal coordinates: their norm is the same, their entries are not"
-        )
     narrow = [edit for edit in edits if edit.dtype in ("F16", "BF16")]
     if any(isinstance(edit, VectorEdit) and edit.added and edit.relation == "sum" for edit in narrow):
         remarks.append(
@@ -267,12 +273,22 @@ def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit], change
                 "writers rounded to 16 bits keep a small mean, which an RMSNorm sees and a LayerNorm does not; with "
                 "dtype float32 it is some thousand times smaller"
             )
-    if context.untie and (tie := graph.family.tie) is not None and tie.ignored_by:
+    if context.untie and not untied:
+        remarks.append("the head still shares its table with the embeddings: nothing that was done needs another one")
+    if untied and (tie := graph.family.tie) is not None and tie.ignored_by:
         remarks.append(
             f"{tie.head}.weight of a {graph.family.model_type} model is not read by {' and '.join(tie.ignored_by)}: "
             "the embeddings are taken for the head, or the folder is refused; for use there fold without untying"
         )
     return remarks + _code_left_out(opened)
+
+
+def _on_rotations(sums: Sequence[str], values: Sequence[str], *, is_asked: bool) -> list[str]:
+    """A note on what hidden states are, where something was to be rotated."""
+    if sums:
+        return ["hidden states are in other orthogonal coordinates: their norm is the same, their entries are not"]
+    only = f"; only the values of {counted(len(values), 'attention')} are rotated" if values else ""
+    return [f"the residual stream is not rotated, hidden states are those of before{only}"] if is_asked else []
 
 
 def _on_eps(acting: Mapping[str, NormSpec], norms: Sequence[Norm], halvings: int) -> list[str]:

@@ -63,8 +63,10 @@ def describe_plan(plan: FoldPlan, tensors: Mapping[str, TensorInfo], memory: int
         summary += f", {counted(len(plan.centred), 'writer')} centred"
     if "scale" in plan.operations and not any(refusal.operation == "scale" for refusal in plan.refusals):
         summary += f", scaled by 2^-{plan.options['halvings']}"
-    if rotated := sum(bool(edit.rotations) for edit in plan.edits):
-        summary += f", {counted(rotated, 'tensor')} rotated"
+    if plan.rotated_sums:
+        summary += f", {counted(sum(bool(edit.rotations) for edit in plan.edits), 'tensor')} rotated"
+    elif plan.rotated_values:
+        summary += f", residual stream not rotated, values of {counted(len(plan.rotated_values), 'attention')} rotated"
     if rms := plan.num_rms:
         summary += f", {counted(rms, 'LayerNorm')} made {'an RMSNorm' if rms == 1 else 'RMSNorms'}"
     # A reason that is among the refusals is not told a second time.

@@ -24,8 +24,10 @@ from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
 from normkit.models.graph import Attention, Graph, Linear
 
 
-def rotate_stream(context: FoldContext, builder: PlanBuilder, becomes_rms: Collection[str], by: int | Matrices) -> int:
-    """Rotate the sums of the width of the residual stream, or refuse it; how many sums were rotated.
+def rotate_stream(
+    context: FoldContext, builder: PlanBuilder, becomes_rms: Collection[str], by: int | Matrices
+) -> tuple[str, ...]:
+    """Rotate the sums of the width of the residual stream, or refuse it; the sums that are rotated.
 
     Args:
         context: What is known of the checkpoint.
@@ -35,14 +37,14 @@ def rotate_stream(context: FoldContext, builder: PlanBuilder, becomes_rms: Colle
     """
     graph = context.graph
     if isinstance(by, Matrices) and by.stream is None:
-        return 0
+        return ()
     spaces = [space for space in graph.stream if _width(context, space) == graph.width]
     if isinstance(by, int) and construction(graph.width) is None:
         builder.refuse("rotate", graph.architecture, _no_matrix(f"its width is {graph.width}"))
-        return 0
+        return ()
     for place, reason in _obstacles(context, builder, spaces, becomes_rms):
-        builder.refuse("rotate", place, reason)
-        return 0
+        builder.refuse("rotate", place, f"because of it the residual stream is not rotated: {reason}")
+        return ()
     turn = _rotation(graph.width, f"{by}/stream" if isinstance(by, int) else by.stream)
     rotated: list[tuple[str, int]] = []
     for space in spaces:
@@ -64,7 +66,7 @@ def rotate_stream(context: FoldContext, builder: PlanBuilder, becomes_rms: Colle
             ]
     for name, axis in rotated:
         builder.rotate(name, replace(turn, axis=axis))
-    return len(spaces)
+    return tuple(spaces)
 
 
 def rotate_values(context: FoldContext, builder: PlanBuilder, attention: Attention, by: int | Matrices) -> bool:

@@ -95,7 +95,7 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     metavar="LIST",
     help="Some of the list above; all is the first six.  [default: gain,bias,final, or batchnorm]",
 )
-@click.option("--untie", is_flag=True, help="Give a tied head its own copy of the table.")
+@click.option("--untie", is_flag=True, help="Give a tied head its own copy of the table, if what is done needs one.")
 @click.option(
     "--dtype",
     type=click.Choice(["same", "float32", "float16", "bfloat16"]),
