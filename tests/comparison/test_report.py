@@ -14,7 +14,7 @@ from normkit.comparison.differences import Comparison, Conventions, Pair, Parame
 from normkit.comparison.effects import Effect, Observed
 from normkit.comparison.pairing import Change, changes
 from normkit.comparison.report import describe_comparison, difference
-from normkit.comparison.rows import Birth, Rows
+from normkit.comparison.rows import Birth, Rows, Step
 from normkit.comparison.values import compare_values
 from normkit.comparison.weights import weights_of
 from normkit.identification.book import Entry
@@ -152,10 +152,13 @@ def test_the_first_bit_before_the_birth_is_not_told_and_rounding_alone_is_no_dif
     both = told(pair("a"), rows=Rows(birth=birth, first_bits=bits, compared=2))
     assert "at b: its input" in both
     assert "at a: its input" not in both
-    rounding = told(pair("a"), rows=Rows(first_bits=bits, compared=2, largest=9e-7))
-    told_so = "Side by side they are no more different than rounding explains, at most by 9e-7. It begins at a:"
-    assert told_so in rounding
-    assert "+ the same" in rounding
+    for where, path, words in (("before", "b", "where they enter b"), ("after", None, "in the output")):
+        far = Step(where=where, path=path, reference=path, median=0.01, worst=0.09, own=0.01)
+        near = Step(where="at", path="a", reference="a", median=2e-7, worst=2e-7, own=1e-7)
+        rounding = told(pair("a"), rows=Rows(first_bits=bits, compared=2, largest=0.09, steps=(near, far)))
+        told_so = "Side by side they are no more different than rounding explains. Rows differ at most by 0.0900 of "
+        assert f"{told_so}their length {words}. The first difference is at a: its input" in rounding
+        assert "+ the same" in rounding
 
 
 def test_what_has_no_counterpart_or_was_not_compared_is_told_with_the_reason() -> None:

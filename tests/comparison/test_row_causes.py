@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,15 @@ from normkit.comparison.effects import Formula
 from normkit.comparison.norm_causes import applied, causes_at
 from normkit.comparison.own_rounding import Limit
 from normkit.comparison.recording import RecordedNorm
-from normkit.comparison.row_causes import RowCause, cause_of_head, causes_before, causes_of_outputs, order_of, together
+from normkit.comparison.row_causes import (
+    RowCause,
+    cause_of_head,
+    causes_before,
+    causes_of_outputs,
+    order_of,
+    rotation_of,
+    together,
+)
 from normkit.comparison.row_places import Place
 
 SPEC = specs.TORCH_LAYER_NORM
@@ -99,6 +109,37 @@ def test_another_order_of_features_or_heads_is_told(what: str, noise: float) -> 
     cause = order_of(place, LIMIT, 16)
     assert (cause is None) is (noise > 1e-7)
     assert cause is None or cause.words == f"what enters a is the reference's with its {what} in another order"
+
+
+def rotated(x: Tensor, how: str) -> Tensor:
+    """The rows of heads after a rotary embedding, 16 tokens of 4 heads each."""
+    halves, features = x.shape[1] // 2, torch.arange(x.shape[1])
+    order = features if how == "half a row apart" else torch.cat([features[::2], features[1::2]])
+    angles = torch.arange(len(x)).div(4, rounding_mode="floor")[:, None] * 100.0 ** -torch.linspace(0, 1, halves)
+    first, second = x[:, order].split(halves, 1)
+    turned = torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], 1)
+    return turned[:, order.argsort()]
+
+
+@pytest.mark.parametrize("how", ["half a row apart", "of neighbouring features", "any"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_heads_that_are_turned_alone_name_a_rotation_before_the_norm(how: str, dtype: torch.dtype) -> None:
+    x0 = rows(3)
+    x = x0 @ torch.linalg.qr(rows(5)[:32])[0] if how == "any" else rotated(x0, how)
+    place = Place(
+        path="h.q_norm", reference="A", matched_by="path", port_rows=(x.to(dtype), x), reference_rows=(x0.to(dtype), x0)
+    )
+    limit = LIMIT if dtype == torch.float32 else Limit(median=2**-7, worst=2**-5)
+    found = rotation_of(place, limit)
+    assert found is not None
+    assert (found.kind, found.paths) == ("rotation", ("h.q_norm",))
+    pair = "" if how == "any" else f", as a whole and in each pair {'of features ' if 'half' in how else ''}{how}"
+    said = f"each row that enters h.q_norm has the reference's length{pair}, and another direction: the rotary"
+    assert found.words.startswith(said)
+    # Unrelated rows, even of nearly one length, and rows of no head are none.
+    wide = Limit(median=0.5, worst=2.0)
+    assert rotation_of(replace(place, port_rows=(rows(8), x)), wide) is None
+    assert rotation_of(replace(place, path="a"), limit) is None
 
 
 def test_the_first_token_may_agree_alone() -> None:

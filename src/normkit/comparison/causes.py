@@ -57,7 +57,7 @@ def causes_of(found: Comparison) -> tuple[Cause, ...]:
     explained = {path for each in made for path in each.places}
     settings = () if found.metadata is None else found.metadata.settings
     for cause in found.rows.causes:
-        if cause.kind == "first token" and any(each.is_of_attention for each in settings):
+        if cause.kind in ("first token", "rotation") and any(each.is_of_attention for each in settings):
             continue
         # What the files or the formulas have told is not told again.
         told = cause.paths[:1] if cause.kind == "gain" else cause.paths

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _CASTS = ("casts", "output dtype", "offset dtype")
 _LEVELS: tuple[Level, ...] = ("metadata", "values", "conventions", "rows")
 _MOST_CAUSES = 3
+_WHERE = {"before": "where they enter {}", "at": "where they leave {}", "after": "in the output"}
 _TONES: dict[bool | None, Tone] = {False: "error", None: "note", True: "good"}
 
 
@@ -154,9 +155,11 @@ def _beginnings(found: Rows) -> tuple[str, ...]:
         goes_on = _growth(found, found.birth)
         return (f"The first difference appears {_place(found.birth)}.", *([goes_on] if goes_on else []))
     if found.first_bits is not None:
-        largest = f"at most by {significant(found.largest)}. It begins {_place(found.first_bits)}."
         verdict = found.verdict or "no more different than rounding explains"
-        return (f"Side by side they are {verdict}, {largest}",)
+        most = max(found.steps, key=lambda step: step.worst, default=None)
+        where = "" if most is None else f" {_WHERE[most.where].format(most.path)}"
+        largest = f"Rows differ at most by {significant(found.largest)} of their length{where}."
+        return (f"Side by side they are {verdict}. {largest} The first difference is {_place(found.first_bits)}.",)
     return (f"Side by side they agree to the bit at {counted(found.compared, 'norm')} and in their output.",)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from normkit.comparison.effects import distances
 from normkit.comparison.own_rounding import Limit
 from normkit.comparison.recording import RecordedNorm
-from normkit.comparison.row_places import Place
+from normkit.comparison.row_places import Place, is_of_heads
 from normkit.text import shortened
 
 _ELSEWHERE = 0.05
@@ -21,6 +21,9 @@ _SAME_SCALE = 1e-3
 """A factor nearer to 1 is none."""
 _NEARLY_ALL = 0.99
 """Share of a squared difference: what is left of the difference is less than a tenth."""
+_SAME_LENGTH = 0.02
+"""Lengths that differ by less than this share of the distance of the rows are the same; those of unrelated rows of 64
+features differ by some 9 % of it."""
 _NEAR = 0.01
 """bfloat16 rounds the factor itself."""
 
@@ -34,7 +37,7 @@ class RowCause:
     kind: str
     """Its kind: "formula", "divisor", "casts", "gain", "swapped gains", "not applied", "applied twice", "missing norm",
     "extra norm", "final norm", "scale", "softcap", "wiring", "first token",
-    "order" or "unknown"."""
+    "order", "rotation" or "unknown"."""
     paths: tuple[str, ...]
     """The port's norms that it is about, or the reference's if they are missing."""
     words: str
@@ -104,6 +107,34 @@ def order_of(place: Place, limit: Limit, tokens: int) -> RowCause | None:
         if all(limit.holds(distances(*each)) for each in sums):
             return RowCause(kind="order", paths=(place.path,), words=f"{beginning} its heads in another order")
     return None
+
+
+def rotation_of(place: Place, limit: Limit) -> RowCause | None:
+    """What arrives at a norm of queries or keys has the reference's lengths, and other directions.
+
+    A rotary embedding turns pairs of features: those half of the features apart, or neighbours.
+    """
+    if not is_of_heads(place.path) and not is_of_heads(place.reference):
+        return None
+    x, x0 = (rows.flatten(1).double() for rows in (place.port_rows[0], place.reference_rows[0]))
+    apart = float(distances(x, x0).median())
+
+    def have_one_length(shape: Sequence[int], axis: int) -> bool:
+        off = distances(*(rows.reshape(len(rows), *shape).norm(dim=axis).flatten(1) for rows in (x, x0)))
+        return limit.holds(off) and float(off.median()) < _SAME_LENGTH * apart
+
+    if not have_one_length((-1, 1), 1):
+        return None
+    pairs = ""
+    if x.shape[1] % 2 == 0 and have_one_length((2, -1), 1):
+        pairs = ", as a whole and in each pair of features half a row apart"
+    elif x.shape[1] % 2 == 0 and have_one_length((-1, 2), 2):
+        pairs = ", as a whole and in each pair of neighbouring features"
+    words = (
+        f"each row that enters {place.path} has the reference's length{pairs}, and another direction: the rotary "
+        "embedding stands before this norm in one of the two and behind it in the other, or turns by other angles"
+    )
+    return RowCause(kind="rotation", paths=(place.path,), words=words)
 
 
 def cause_of_head(head: Tensor, calls: Calls, others: Calls, limit: Limit) -> Iterator[RowCause]:

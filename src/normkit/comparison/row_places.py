@@ -170,16 +170,25 @@ def _other_orders(count: int, lengths: Sequence[int]) -> Iterator[Tensor]:
         yield torch.cat([part.view(-1, heads).T.flatten() for part in parts])
 
 
+def is_of_heads(path: str) -> bool:
+    """Whether a norm is one of queries or keys, by its name."""
+    return re.fullmatch(_OF_HEADS, _last(path)) is not None
+
+
 def block_between(since: str, path: str) -> str:
     """What lies between two norms, by their names; "" if these do not say."""
-    last, following = (re.split(r"[.:]", each)[-1].partition("#")[0] for each in (since, path))
-    if re.fullmatch(_OF_HEADS, last) or re.fullmatch(_BEFORE_ATTENTION, last):
+    last, following = _last(since), _last(path)
+    if is_of_heads(since) or re.fullmatch(_BEFORE_ATTENTION, last):
         return "attention"
     # A norm named after attention stands behind it in a Gemma, and before the MLP in a Llama.
     is_behind = last != "post_attention_layernorm" or "feedforward" in following
     if re.fullmatch(_BEHIND_BLOCK, last) and is_behind:
         return "residual sum"
     return "MLP" if re.fullmatch(_BEFORE_MLP, last) else ""
+
+
+def _last(path: str) -> str:
+    return re.split(r"[.:]", path)[-1].partition("#")[0]
 
 
 def other_text(given: Tokens, expected: Tokens) -> str:

@@ -26,11 +26,12 @@ from normkit.comparison.row_causes import (
     causes_of_heads,
     causes_of_outputs,
     order_of,
+    rotation_of,
     together,
 )
 from normkit.comparison.row_places import Place, Places, block_between, calls_of, first_tokens, other_text, paired
 from normkit.reference import HALF
-from normkit.text import counted
+from normkit.text import counted, shortened
 
 Where = Literal["at", "before", "after"]
 
@@ -206,14 +207,15 @@ def _causes(
         yield cause_of_extra(path, here)
     if birth.where == "before":
         place = by_path[birth.path or ""]
-        limit, starts = scan.allowed("before", place.reference), first_tokens(port.tokens, len(place.port_rows[0]))
-        if (order := order_of(place, limit, sum(map(len, port.tokens)))) is not None:
-            yield order
+        limit, starts = scan.limit, first_tokens(port.tokens, len(place.port_rows[0]))
+        moved = order_of(place, limit, sum(map(len, port.tokens))) or rotation_of(place, limit)
+        if moved is not None:
+            yield moved
             return
         may_be = birth.block in ("attention", "")
         yield from causes_before(place, here, there, limit, starts, may_be_attention=may_be)
     if birth.where == "after":
-        limit = scan.allowed("after", None)
+        limit = scan.limit
         if port.outputs is not None and reference.outputs is not None:
             yield from causes_of_outputs(port.outputs, reference.outputs, limit)
         if len(port.heads) == len(reference.heads) > 1:
@@ -244,6 +246,8 @@ class _Scan:
         self.steps: list[Step] = []
         self.birth: Birth | None = None
         self.first_bits: Birth | None = None
+        self.limit = self.allowed("after", None)
+        """What rounding explains at the birth."""
         self.outputs_agree: bool | None = None
         self.limits: dict[str, Limit] = {}
         """Path of a norm that does not follow the reference's formula -> what rounding explains there."""
@@ -324,7 +328,7 @@ class _Scan:
             )
         )
         if self.birth is None and is_born:
-            self.birth = birth
+            self.birth, self.limit = birth, self.allowed(birth.where, reference)
         if self.first_bits is None and worst > 0:
             self.first_bits = birth
         self._carried, self._last = max(self._carried, worst), worst
@@ -360,7 +364,8 @@ def _verdict(scan: _Scan, own: OwnRounding | None) -> str:
         return "the same to the bit"
     if scan.rounded:
         count = counted(len(scan.rounded), "norm")
-        return f"within rounding, but {count} of the port {'has' if len(scan.rounded) == 1 else 'have'} other bits"
+        have = "has" if len(scan.rounded) == 1 else "have"
+        return f"within rounding, but {count} of the port {have} other bits ({shortened([*scan.rounded], 2)})"
     if own is None:
         return "no more different than rounding explains"
     limits = ((step, own.in_a_batch(step.where, step.reference)) for step in scan.steps)
