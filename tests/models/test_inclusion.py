@@ -83,6 +83,12 @@ def test_what_is_included_has_its_own_names_sums_and_settings():
     ] * 2
 
 
+def test_settings_that_are_included_have_one_order():
+    own = [key for key in declared_family("qwen2_vl").config.default if key.startswith("text_config.")]
+    assert len(own) > 4
+    assert own == sorted(own)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -166,13 +166,14 @@ def _include(values: Document, base: Document, include: Mapping[str, Any], name:
         for placeholder, counts in base.get("repeat", {}).items()
     }
     values["buffers"] = values.get("buffers", []) + [full(pattern) for pattern in base.get("buffers", [])]
-    defaults = {}
-    for key, value in config.get("default", {}).items():
-        if key in used:
-            defaults[keyed(key)] = f"={keyed(value[1:])}" if isinstance(value, str) and value[:1] == "=" else value
+    taken = {key: value for key, value in config.get("default", {}).items() if key in used}
     if include.get("flat"):
-        defaults = {key: config["default"][key] for key in used & {*config["default"]}}
-        defaults |= {f"{under}.{key}": f"={key}" for key in used}
+        defaults = taken | {f"{under}.{key}": f"={key}" for key in sorted(used)}
+    else:
+        defaults = {
+            keyed(key): f"={keyed(value[1:])}" if isinstance(value, str) and value[:1] == "=" else value
+            for key, value in taken.items()
+        }
     own["default"] = defaults | own.get("default", {})
     if word:
         values["towers"] = [*values.get("towers", []), word]
