@@ -171,3 +171,33 @@ class KeepsOneInputOnly(SpoiltInput):
 def test_an_input_gradient_that_is_wrong_somewhere_only(norm, checks):
     found = violations(norm(), specs.TORCH_LAYER_NORM)
     assert tuple(violation.check for violation in found) == checks
+
+
+class WrongOutputsOverManyRows(SpoiltInput):
+    """Its gradients are right."""
+
+    def formula(self, x, weight, bias):
+        y = super().formula(x, weight, bias)
+        rows = torch.arange(y[..., 0].numel()).reshape(*y.shape[:-1], 1)
+        return torch.where((rows >= 4096) & (not torch.is_grad_enabled()), 0, y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("skip", [(), ("input gradient", "gain gradient", "bias gradient")])
+def test_outputs_that_are_wrong_from_a_row_on(skip):
+    [seen] = violations(WrongOutputsOverManyRows(), specs.TORCH_LAYER_NORM, dtypes=(torch.float32,), skip=skip)
+    assert seen.check == "batch position"
+    assert seen.found == "12,272 of 16,368 rows wrong in float32, the first of them row 4,096"
+
+
+@pytest.mark.slow
+def test_an_output_that_is_wrong_for_rare_rows_is_no_matter_of_the_batch():
+    class WrongForRareRows(Gain):
+        def forward(self, x):
+            y = (self.weight.float() * self.rms(x)).to(x.dtype)
+            rare = (x.float().mean(-1, keepdim=True) - 0.65).abs() < 0.03
+            return torch.where(rare, 1.001 * y, y)
+
+    [seen] = violations(WrongForRareRows(), specs.OLMO2, dtypes=(torch.float32,), skip=("input gradient",))
+    assert seen.check == "formula"
+    assert seen.found.endswith(", alone as well")

@@ -1,11 +1,12 @@
-"""The derivatives by input, gain and bias against float64."""
+"""The derivatives by input, gain and bias against float64, and the outputs for as many rows as these take."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from normkit import units
+from normkit import reference, units
+from normkit.testing import agreement
 from normkit.testing.norm_under_test import NormUnderTest, RefusedError
 from normkit.testing.violation import Violation
 from normkit.units import Exact
@@ -57,19 +58,32 @@ def _wrong_dx(norm: NormUnderTest, right: Exact, dx: Tensor, where: str) -> Viol
     return _violation("input gradient", f"a relative error of {right.relative(dx):.2g} in {where}", _CONFIRM)
 
 
-def over_many_rows(norm: NormUnderTest) -> tuple[Violation, ...]:
-    """The gradients over as many rows as time allows: gain and bias are added up in a type that holds the sum."""
+def over_many_rows(norm: NormUnderTest, *, with_gradients: bool = True) -> tuple[Violation, ...]:
+    """The output for as many rows as time allows, and the gradients: these are added up in a type that holds the sum.
+
+    Args:
+        norm: The norm, compared with the spec that it was found to be.
+        with_gradients: Differentiate as well.
+    """
     block = norm.samples(_ROWS, _BLOCK)
     copies = max(1, norm.samples(_ROWS, _ELEMENTS) // block)
     x = norm.normal(block, mean=0.25)
+    many = x.repeat(copies, *(1,) * (x.dim() - 1))
+    try:
+        leaf, y = norm.differentiable(many.to(norm.device)) if with_gradients else (many, norm.y(many))
+    except RefusedError:
+        # The check of the input gradient reports it.
+        return ()
+    outputs = _wrong_rows(norm, x, y.detach().cpu())
+    if outputs is not None or not with_gradients:
+        return () if outputs is None else (outputs,)
     # A mean of its own and a share of x: both sums grow with every row, as those of a mean loss do.
     dy = norm.cast(_SMALL * (0.5 + x.float() + torch.randn(x.shape, generator=norm.generator)))
     dx, dweight, dbias = units.gradients(x, dy, norm.spec, *norm.parameters_of(norm.spec), plain=True)
-    repeats = (copies, *(1,) * (x.dim() - 1))
     try:
-        by_x, by_weight, by_bias = norm.gradients(x.repeat(repeats), dy.repeat(repeats))
+        by_x, by_weight, by_bias = norm.gradients_of(leaf, y, dy.repeat(copies, *(1,) * (x.dim() - 1)))
     except RefusedError:
-        # The check of the input gradient reports it.
+        # Likewise.
         return ()
     rows = x.numel() * copies // norm.row_length
     where = f"{norm.words} over {rows:,} rows"
@@ -84,6 +98,26 @@ def over_many_rows(norm: NormUnderTest) -> tuple[Violation, ...]:
             confirm = f"norm(x).sum().backward() for {rows:,} rows, and compare with the sums in float64"
             found.append(_violation(name, words, confirm))
     return tuple(found)
+
+
+def _wrong_rows(norm: NormUnderTest, block: Tensor, y: Tensor) -> Violation | None:
+    """The violation of outputs for a block over and over, if any is wrong: fewer rows have been compared before."""
+    expected, limit = norm.expected(block), agreement.limit(norm)
+    parts = torch.split(y.to(norm.dtype) if norm.is_half else y, len(block))
+    wrong = torch.cat([reference.to_rows(expected.units(part), norm.spec).amax(-1).flatten() > limit for part in parts])
+    if not bool(wrong.any()):
+        return None
+    first, rows = int(wrong.nonzero()[0]), len(wrong)
+    sample = slice(place := first // (rows // len(y)) % len(block), place + 1)
+    alone = norm.y(block[sample])
+    is_alone = Exact(expected.value[sample], expected.size[sample]).largest(alone.to(parts[0].dtype)) > limit
+    found = f"{int(wrong.sum()):,} of {rows:,} rows wrong in {norm.words}, the first of them row {first:,}"
+    return Violation(
+        check="batch position" if not is_alone else "casts" if norm.is_half else "formula",
+        expected="the formula's output for each row of a batch, however many there are",
+        found=f"{found}{', alone as well' if is_alone else ''}",
+        confirm=f"compare row {first:,} of norm(x) for x of {rows:,} rows with what norm gives for that row alone",
+    )
 
 
 def _wrong(block: Exact, given: Tensor | None, copies: int, limit: float) -> str:

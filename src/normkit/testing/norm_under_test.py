@@ -242,21 +242,31 @@ class NormUnderTest:
         Raises:
             RefusedError: If it cannot be differentiated.
         """
+        return self._all_of(*self.differentiable(x, uses=uses), dy)
+
+    def differentiable(self, x: Tensor, *, uses: int = 1) -> tuple[Tensor, Tensor]:
+        """x as a leaf, and the output for it with its graph; arguments and errors as for `all_gradients`."""
         leaf = x.detach().view_as(x).requires_grad_()
-        parameters = dict(self.module.named_parameters())
         with torch.enable_grad():
             # A norm may write to its input, which a leaf would not allow; but a copy of a view would be contiguous.
             outputs = [self.overwriting(part.clone() if x.is_contiguous() else part) for part in leaf.chunk(uses)]
-            y = torch.cat(outputs) if uses > 1 else outputs[0]
-            try:
-                found = torch.autograd.grad(y, [leaf, *parameters.values()], dy.to(y.dtype), allow_unused=True)
-            except Exception as error:  # likewise
-                raise RefusedError(typed_line(error)) from error
+            return leaf, torch.cat(outputs) if uses > 1 else outputs[0]
+
+    def _all_of(self, leaf: Tensor, y: Tensor, dy: Tensor) -> dict[str, Tensor | None]:
+        parameters = dict(self.module.named_parameters())
+        try:
+            found = torch.autograd.grad(y, [leaf, *parameters.values()], dy.to(y.dtype), allow_unused=True)
+        except Exception as error:  # a foreign module may refuse in any way
+            raise RefusedError(typed_line(error)) from error
         return dict(zip(["", *parameters], found, strict=True))
 
     def gradients(self, x: Tensor, dy: Tensor, *, uses: int = 1) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Its gradients by x, weight and bias, on the CPU; None where there is none. Otherwise as `all_gradients`."""
-        found = self.all_gradients(x.to(self.device), dy.to(self.device), uses=uses)
+        return self.gradients_of(*self.differentiable(x.to(self.device), uses=uses), dy)
+
+    def gradients_of(self, leaf: Tensor, y: Tensor, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The same of what `differentiable` returns."""
+        found = self._all_of(leaf, y, dy.to(self.device))
         chosen = (None if name is None else found[name] for name in ("", *self.names))
         by_x, by_weight, by_bias = (None if each is None else each.detach().cpu() for each in chosen)
         return by_x, by_weight, by_bias

@@ -29,7 +29,7 @@ CHECKS: dict[str, str] = {
     "repeated calls": "the same input gives the same again, bit for bit, and an earlier output is not written to",
     "modes": "training mode and eval mode give the same, to rounding",
     "layout": "transposed, strided, sliced and expanded tensors give what contiguous ones give, gradients included",
-    "batch position": "a row gives the same alone, first or last in a batch of few or many, to rounding",
+    "batch position": "a row gives the same alone, first or last in a batch, to rounding; each of many rows is right",
     "batch invariance": "if asked for: a row gives the same bits alone, and at any place in a batch of any size",
     "row isolation": "a NaN shows in its row and stays there, in the output and in the gradient of the input",
     "constant rows": "zero and constant rows give finite outputs and gradients",
