@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from normkit.conventions.rows import Rows
+from normkit.identification.behaviour import identify
 from normkit.identification.gain_and_bias import Affine, bias_of, gain_of, made_of
 
 LAST, CHANNELS = Rows(), Rows((1,))
@@ -91,3 +92,23 @@ def test_what_a_computed_gain_or_bias_is_made_of():
     assert made_of(weight.exp(), bias, parameters) is None
     ones = {"weight": torch.ones(6), "bias": torch.zeros(6)}
     assert made_of(ones["weight"], ones["bias"], ones) is None
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("role", ["gain", "bias"])
+def test_a_parameter_that_is_rounded_to_16_bits_whatever_dtype_it_has(role, dtype, offset):
+    class Rounded(nn.LayerNorm):
+        def forward(self, x):
+            weight, bias = self.weight + offset, self.bias
+            if role == "gain":
+                weight = weight.to(dtype).float()
+            else:
+                bias = bias.to(dtype).float()
+            return weight * nn.functional.layer_norm(x, x.shape[-1:]) + bias
+
+    passport = identify(Rounded(64), 64)
+    name = {"gain": "1 + weight" if offset else "weight", "bias": "bias"}[role]
+    words = f"the {role} acts as {name} rounded to {str(dtype).removeprefix('torch.')}"
+    assert passport.undecidable.keys() >= {"gain", "bias"}
+    assert passport.readings[role].evidence == (words,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from normkit.conventions.rows import Rows
+from normkit.reference import HALF
+from normkit.text import dtype_name
 
 _ABSENT = 1e-5
 _MADE = 1e-3
+_ROUNDED = 1e-5
+"""A number that is not rounded as these leaves 1e-4."""
 _GATHERED = 4096
 """Entries of a gain up to which each is compared with each entry of the parameters."""
 
@@ -183,6 +188,27 @@ def bias_of(
     if part is not None and part.name is not None and max(abs(part.slope - 1.0), abs(part.intercept)) >= fits:
         return None
     return part
+
+
+def rounded(role: str, acting: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], rows: Rows) -> str | None:
+    """In words, which parameter a gain or bias is once that is rounded to 16 bits; None if it is none.
+
+    Args:
+        role: "gain" or "bias".
+        acting: The acting values under each draw.
+        parameters: The parameters of each draw, of a wider dtype.
+        rows: What a row is.
+    """
+    for dtype, offset in itertools.product(HALF, (0.0, 1.0)):
+        narrow = [
+            {name: (value + offset).to(dtype).to(value.dtype) - offset for name, value in draw.items()}
+            for draw in parameters
+        ]
+        part = gain_of(acting, narrow, rows, _ROUNDED)
+        if part is not None and part.name is not None and parameters[0][part.name].dtype not in HALF:
+            name = f"1 + {part.name}" if part.intercept / part.slope > 0.5 else part.name
+            return f"the {role} acts as {name} rounded to {dtype_name(dtype)}"
+    return None
 
 
 def gathered_of(

@@ -178,6 +178,9 @@ def _gathered(
     slopes = sorted({row_rms(known, rows.n) for known in DIVISORS.values()}, key=lambda rms: abs(rms - 1.0))
     scale, tolerance = float(parities[0].odd.square().mean().sqrt()), parities[0].fits
     gains, biases = [fit.gain for fit in fits], [parity.bias for parity in parities]
+    for role, acting in (("gain", gains), ("bias", biases)):
+        if line := gain_and_bias.rounded(role, acting, draws, _LAST_AXIS):
+            raise ComputedAffineError("norm", line)
     gain = gain_and_bias.gain_of(gains, draws, _LAST_AXIS, tolerance)
     gain = gain or gain_and_bias.gathered_of(gains, draws, slopes, tolerance)
     bias = gain_and_bias.bias_of(biases, draws, _LAST_AXIS, scale, tolerance)
