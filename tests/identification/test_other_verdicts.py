@@ -311,6 +311,27 @@ def test_a_norm_that_rounds_to_16_bits_whatever_it_is_given(place, dtype):
     assert "(x - mean(x)) / sqrt(var(x) + 1e-05)" in reading.evidence[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [48, 64])
+def test_a_sum_of_squares_over_another_number_than_n_is_no_rounding(n):
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(n))
+
+        def forward(self, x):
+            # A block of 64 holds 48 features; or a running average counts one too many.
+            count = 64 if n == 48 else n + 1
+            return self.weight * x * torch.rsqrt(x.square().sum(-1, keepdim=True) / count + 1e-6)
+
+    passport = identify(Padded(), n)
+    assert (passport.verdict, passport.spec) == ("norm", None)
+    assert "rounding" not in passport.readings
+    words = "64, the next power of two" if n == 48 else "65, n + 1"
+    line = f", as where the sum of squares is divided by {words}, in place of n = {n}: no spec has"
+    assert passport.cause.endswith(line)
+
+
 class NarrowMean(nn.Module):
     """Its mean square or variance is computed in float16; its rows, too, where they are `all`."""
 

@@ -104,3 +104,34 @@ def test_a_norm_that_cannot_be_identified_is_still_held_against_its_spec():
 
     checks = [violation.check for violation in violations(Stubborn(), specs.NANOCHAT, N, dtypes=(torch.float32,))]
     assert checks == ["eps"]
+
+
+class WithoutTail(Gain):
+    def forward(self, x):
+        wide = x.float()
+        squares = wide[..., : x.shape[-1] // 48 * 48].square().sum(-1, keepdim=True) / x.shape[-1]
+        return (self.weight.float() * wide * torch.rsqrt(squares + self.eps)).to(x.dtype)
+
+
+class RoundedGain(Gain):
+    def forward(self, x):
+        return (self.weight.bfloat16().float() * self.rms(x)).to(x.dtype)
+
+
+class Clamped(Gain):
+    def forward(self, x):
+        return (self.weight.float() * self.rms(x.float().clamp(-1000, 1000))).to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("norm", "words"),
+    [
+        (WithoutTail(64), "(its statistics leave features out: 4 of 17 that were tried change no other output"),
+        (RoundedGain(64), "(the gain acts as weight rounded to bfloat16)"),
+        (Clamped(64), "up to a magnitude of 1000, where its input is clamped"),
+    ],
+)
+def test_the_cause_that_identify_names_is_in_the_error(norm, words):
+    seen = violations(norm, RMS, dtypes=(torch.float32,))[0]
+    assert seen.check == "formula"
+    assert words in seen.found

@@ -24,6 +24,7 @@ sites.py       every norm that one forward pass calls, in order
 sharding.py    parameters that are distributed over processes
 offloading.py  parameters that accelerate reads for each call
 side_by_side.py  runs beside one another, which read such parameters once for all of them
+row_sizes.py   an approximate root; norms of which large rows get something else
 row_fits.py    fits of recorded rows, and the scales that their factors may come from
 recorded_rows.py  `identify_rows`: from recorded inputs and outputs alone -> Passport
 report.py      passports as Sections

@@ -218,7 +218,10 @@ def choose(
         if (math.isclose(length, row_rms(divisor, n), rel_tol=tolerance) if length else not divisor.is_multiplied)
     ]
     if not possible:
-        raise UnrecognisedError("norm", f"its rows have the root mean square {length:.6g} without gain: no spec has")
+        words = _as_if(n, length, tolerance)
+        raise UnrecognisedError(
+            "norm", f"its rows have the root mean square {length:.6g} without gain{words}: no spec has"
+        )
     read = [(divisor, *roundness(_eps(divisor, felt, n), felt.error)) for divisor in possible]
     # L2 norms rarely have eps inside the root.
     is_inside = PLACEMENTS[felt.placement].power == 2
@@ -258,6 +261,16 @@ def choose(
             reading, eps_reading = (Reading.open(reason, *each.evidence) for each in (reading, eps_reading))
             break
     return Choice(divisor=divisor, eps=eps, readings={"divisor": reading, "eps": eps_reading}, rival=rival)
+
+
+def _as_if(n: int, length: float | None, tolerance: float) -> str:
+    """In words, what would divide the sum of squares of n features where rows leave with this root mean square."""
+    # A kernel that fills a row up divides by the length of its block.
+    counts = {n - 2: "n - 2", n + 1: "n + 1", n + 2: "n + 2", 1 << (n - 1).bit_length(): "the next power of two"}
+    for count, words in counts.items():
+        if length and math.isclose(length**2, count / n, rel_tol=2 * tolerance):
+            return f", as where the sum of squares is divided by {count}, {words}, in place of n = {n}"
+    return ""
 
 
 def _are_alike(a: Divisor, b: Divisor, n: int) -> bool:

@@ -15,7 +15,7 @@ from normkit import reference
 from normkit.conventions.eps import eps_in
 from normkit.conventions.gain import NO_GAIN
 from normkit.errors import IdentificationError, NormkitError, ShapeError
-from normkit.identification import conditioning, coupling, direction, formula, gating, maps
+from normkit.identification import conditioning, coupling, direction, formula, gating, maps, row_sizes
 from normkit.identification.gating import Recover
 from normkit.identification.maps import drawn
 from normkit.identification.passport import Passport, Reading, without_spec
@@ -35,6 +35,9 @@ _SCALE = 4.0
 _ROUNDS = 20
 _SAME = 1e-5
 """Rounding to float32 leaves less; a number is one of bfloat16 by chance within it once in 400 times."""
+_NUMBER, _NUMBERS = 5e-7, 0.9
+"""Rounding of y * s to float32, and of y to a bias of 1; the share of other numbers that are so near to one of
+float16 by chance is 1 %."""
 _FITS = 1e-3
 """Another direction than that of a norm leaves 0.03 or more; rounding beside a bias leaves 1e-5."""
 _STRAIGHT = 0.02
@@ -90,7 +93,23 @@ def verdict_without_spec(
             return without_spec("batch", line, *evidence, batch=reading)
         case "norm":
             return _faulty_norm(specimen, shape, generator, seen, recover)
-    return without_spec(seen.verdict, seen.reason, **degree_reading(specimen, shape, generator))
+    return _no_norm(specimen, shape, generator, seen, recover)
+
+
+def _no_norm(
+    specimen: Specimen,
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    seen: UnrecognisedError,
+    recover: Recover,
+    *lines: str,
+) -> Passport:
+    """The verdict on what is no norm of large rows: it may be one of ordinary rows, or one but for a power."""
+    if large := row_sizes.large_rows(specimen, shape, generator, recover):
+        return without_spec(
+            "norm", f"for inputs of magnitude {specimen.precision.far:g} {seen.reason}", *lines, **large
+        )
+    return without_spec("not a norm", seen.reason, *lines, **degree_reading(specimen, shape, generator))
 
 
 def running_batch_norm(
@@ -177,7 +196,7 @@ def _faulty_norm(
         saturates = formula.saturates(specimen, shape, generator)
     if saturates:
         line = "its output for small inputs has another direction than for large ones: it saturates"
-        return without_spec("not a norm", seen.reason, line)
+        return _no_norm(specimen, shape, generator, seen, recover, line)
     readings = {**seen.readings, **coupling.time_reading(specimen, shape, generator, None)}
     try:
         rows = coupling.rows_of(specimen, shape, generator)
@@ -187,7 +206,9 @@ def _faulty_norm(
         readings |= direction.centring_readings(specimen, shape, generator)
         narrow = _narrow_rounding(specimen, shape, generator, recover)
         partial = {} if narrow else _partial_statistics(specimen, shape, generator)
-        readings = {**(narrow or partial or _rescaled_eps(specimen, shape, generator)), **readings}
+        rescaled = {} if narrow or partial else _rescaled_eps(specimen, shape, generator)
+        root = {} if narrow or partial or rescaled else row_sizes.approximate_root(specimen, shape, generator)
+        readings = {**narrow, **partial, **rescaled, **root, **readings}
     return without_spec("norm", seen.reason, **readings)
 
 
@@ -213,8 +234,8 @@ def _narrow_rounding(
 ) -> dict[str, Reading]:
     """Reading "rounding" of a norm that rounds to 16 bits on its way whatever it is given: the 16-bit dtype.
 
-    Called in that dtype it has a formula. In float32 its outputs are off this by about a rounding of each element, or
-    by a factor of each row, where 1/s, s or s^2 - eps is a number of that dtype.
+    Called in that dtype it has a formula. In float32 its outputs are off this by about a rounding of each element, and
+    numbers of that dtype can be seen: its rows, times the gain or over s, or 1/s, s or s^2 - eps.
     """
     if specimen.dtype != torch.float32:
         return {}
@@ -246,12 +267,26 @@ def _narrow_rounding(
             what = "its statistics"
         elif not torch.finfo(dtype).eps / 8 < off < torch.finfo(dtype).eps:
             continue
+        if what == "its rows" and not _shows_numbers_of(dtype, x, (y - 1.0 if spec.has_bias else y) / gain, spec):
+            continue
         line = (
             f"it rounds {what} to {name} whatever dtype it is given: its formula in {name} is {spec}"
             f"{', its eps undecided,' if 'eps' in passport.undecidable else ','} and in float32 "
         )
         return {"rounding": Reading(value=name, evidence=(f"{line}it is off that by {percent(float(off))}",))}
     return {}
+
+
+def _shows_numbers_of(dtype: torch.dtype, x: Tensor, y: Tensor, spec: NormSpec) -> bool:
+    """Whether outputs y of float32 are numbers of a 16-bit dtype, or are over the 1/s of their rows, in float32."""
+    eps = eps_in("float32", spec.eps)
+    scales = [reference.statistics(given.double(), spec, eps).scale for given in (x, x.to(dtype))]
+    for v in (y, *(scale * y for scale in scales)):
+        # What a bias of 1 has rounded off is lost.
+        is_number = (v - v.to(dtype).double()).abs() <= _NUMBER * (1 + v.abs())
+        if float(is_number.double().mean()) > _NUMBERS:
+            return True
+    return False
 
 
 def _partial_statistics(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Reading]:

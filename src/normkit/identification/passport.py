@@ -34,6 +34,8 @@ _SCHEMA = 1
 _DOUBT = 0.9
 """Factor on the confidence for each thing that could not be decided."""
 _ELEMENTWISE = ("identity", "affine", "batch")
+_CAUSES = ("degree", "rescaled eps", "partial statistics", "rounding", "root", "large rows", "kind")
+"""Readings that say why no spec describes a norm; the first that is there says most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,12 @@ class Passport:
         """All evidence, one line each; then what was not decided, in lines that begin with "undecided:"."""
         seen = tuple(line for reading in self.readings.values() for line in reading.evidence)
         return seen + tuple(f"undecided: {name}: {reason}" for name, reason in self.undecidable.items())
+
+    @property
+    def cause(self) -> str | None:
+        """The line that says most about what it is where no spec describes it; None if nothing was seen."""
+        lines = [line for name in _CAUSES if name in self.readings for line in self.readings[name].evidence[:1]]
+        return lines[0] if lines else None
 
     def __call__(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """The output for x of the norm that the passport describes.

@@ -31,9 +31,6 @@ from normkit.text import offer
 _NORM_LIKE = {"degree", "scale"}
 """Readings of what would be a norm but for a fault."""
 
-_TELLING = ("degree", "rescaled eps", "partial statistics", "rounding")
-"""Readings that say more than that no spec describes a norm."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NormSite:
@@ -147,9 +144,7 @@ def _module_site(finder: Finder, call: ModuleCall, module: nn.Module) -> NormSit
     # A hook sees one of two inputs, and the norm is that of their sum.
     if spec is None or "residual" in passport.readings:
         kind = {"batch": "batch norm: ", "gated": "gated norm: "}.get(passport.verdict, "")
-        named = (passport.readings[name] for name in (*_TELLING, "kind") if name in passport.readings)
-        seen = next(reading.evidence[0] for reading in named if reading.evidence)
-        return OtherNorm(path=call.path, reason=f"{class_name}: {kind}{seen}{behind}", passport=passport)
+        return OtherNorm(path=call.path, reason=f"{class_name}: {kind}{passport.cause}{behind}", passport=passport)
     if call.tensors > 1:
         reason = f"gated or adaptive norm: called with {call.tensors} tensors; on the first alone it is {spec}"
         return OtherNorm(path=call.path, reason=f"{class_name}: {reason}", passport=passport)

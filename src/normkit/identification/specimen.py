@@ -178,6 +178,8 @@ class Specimen:
         self.module: nn.Module | None = None
         """The copy; None for a function."""
         self.dtype = dtype
+        self.precision = precision_of(dtype)
+        """The input scales and tolerances for its dtype."""
         self.device = torch.device("cpu" if device is None else device)
         copied = norm if isinstance(norm, nn.Module) else owner
         if isinstance(copied, nn.Module):
@@ -201,11 +203,6 @@ class Specimen:
                 self.module.to(self.device)
             for parameter in self.module.parameters() if as_given else ():
                 parameter.requires_grad_(parameter.is_floating_point())
-
-    @property
-    def precision(self) -> Precision:
-        """The input scales and tolerances for its dtype."""
-        return precision_of(self.dtype)
 
     @property
     def parameters(self) -> dict[str, Tensor]:

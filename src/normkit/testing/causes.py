@@ -136,8 +136,8 @@ def _unnamed(norm: NormUnderTest, seen: Misfit, passport: Passport | None) -> Vi
     found = seen.found
     if abs(power := agreement.degree(norm)) > _NO_NORM:
         found = f"outputs that grow as the input to the power {power:.2f}"
-    elif passport is not None and passport.spec is None and passport.evidence:
-        found += f" ({passport.evidence[0]})"
+    elif passport is not None and passport.spec is None and passport.cause is not None:
+        found += f" ({passport.cause})"
     elif passport is not None and "gain" in passport.undecidable and passport.readings["gain"].evidence:
         found += f" ({passport.readings['gain'].evidence[0]})"
     return Violation(check=check, expected=expected, found=found, confirm=seen.confirm)
