@@ -125,6 +125,49 @@ def test_sqrt_n_of_a_sum_and_of_the_multiplier_cancel(known):
     assert [rule for rule in ("A1", "A2", "A12") if CHECKS[rule](facts) is not None] == []
 
 
+@pytest.mark.parametrize(
+    ("changed", "is_hit"),
+    [
+        ({}, True),
+        ({"class_name": "LlamaRMSNorm"}, True),
+        ({"class_name": "LayerNorm"}, True),
+        # These names promise no mean of squares.
+        ({"class_name": "L2Norm"}, False),
+        ({"class_name": "ScaleNorm"}, False),
+        ({"class_name": "TwoNorms"}, False),
+        ({"role": "query-key"}, False),
+        ({"role": "unknown"}, True),
+        ({"spec": specs.L2_NORM.replace(multiplier="sqrt_n")}, False),
+        ({"spec": specs.TORCH_RMS_NORM}, False),
+    ],
+)
+def test_without_an_intent_the_name_of_a_class_promises_a_length(known, changed, is_hit):
+    facts = replace(known(specs.L2_NORM), intent=None)
+    (site,) = facts.sites
+    site = replace(site, class_name="RMSNorm", output=replace(site.output, rms_quantiles=(0.12, 0.125, 0.13)))
+    found = CHECKS["A12"](replace(facts, sites=(replace(site, **changed),)))
+    assert isinstance(found, Hit if is_hit else NotChecked)
+    if is_hit:
+        assert found.severity == "warning"
+        assert "leave with a median rms of 0.125, sqrt(n) = 8 times too short (n = 64)" in found.evidence[0]
+
+
+def test_a_gain_of_sqrt_n_makes_up_for_a_sum_of_squares(known):
+    facts = replace(known(specs.L2_NORM), intent=None)
+    (site,) = facts.sites
+    sites = (replace(site, class_name="RMSNorm", output=replace(site.output, rms_quantiles=(0.9, 1.0, 1.1))),)
+    assert isinstance(CHECKS["A12"](replace(facts, sites=sites)), NotChecked)
+
+
+def test_heads_of_length_1_are_those_of_cosine_attention(known):
+    facts = replace(known(specs.L2_NORM), intent=None)
+    (site,) = facts.sites
+    heads = replace(site, class_name="RMSNorm", role="unknown", input=replace(site.input, features=16))
+    heads = replace(heads, output=replace(site.output, rms_quantiles=(0.25, 0.25, 0.25)))
+    assert isinstance(CHECKS["A12"](replace(facts, sites=(heads,))), NotChecked)
+    assert CHECKS["A12"](replace(facts, sites=(replace(heads, role="pre"),))).sites == (site.path,)
+
+
 def test_without_an_intent_nothing_is_compared(known):
     facts = replace(known(MEANT), intent=None)
     assert isinstance(compared(facts, ("has_bias",), lambda *_: None, ""), NotChecked)
@@ -142,6 +185,10 @@ class Unscaled(Gain):
 
     def forward(self, x):
         return self.weight * F.normalize(x, dim=-1)
+
+
+class RMSNorm(Unscaled):
+    """A name that promises sqrt(n)."""
 
 
 class Unweighted(Gain):
@@ -183,6 +230,15 @@ def test_another_formula_is_named_where_it_is(models, inspected, norm, rule, wor
     found = inspected(model).findings[0]
     assert (found.rule, found.severity, found.sites) == (rule, "error", (PATH,))
     assert words in found.evidence[0]
+
+
+@pytest.mark.slow
+def test_norms_without_a_mean_of_squares_are_named_where_only_their_class_tells(models, inspected):
+    found = inspected(models.plain(RMSNorm)).findings[0]
+    assert (found.rule, found.severity, len(found.sites)) == ("A12", "warning", 7)
+    assert found.measured == "rows sqrt(n) times shorter than the name of the class says at 7 norms"
+    # The same formula under a name that does not promise more.
+    assert "A12" not in [found.rule for found in inspected(models.plain(Unscaled)).findings]
 
 
 def test_rows_without_a_mean_leave_both_formulas_alike(known):

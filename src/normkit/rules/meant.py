@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -43,6 +44,8 @@ RULE_OF: Mapping[str, str] = MappingProxyType(
 
 _READING_OF = {field: reading for reading, fields in CONVENTIONS.items() for field in fields}
 _MEANT = "of the config's class or the intent file"
+# Names of classes that promise a mean of squares; "rms" in small letters ends other words, as "norms".
+_AVERAGES = re.compile(r"RMS|Rms|Layer_?[Nn]orm")
 
 Judge = Callable[[Site, NormSpec, Facts], Case | None]
 """Makes a case of a site's difference from the spec that is meant there; None if the difference is no fault."""
@@ -151,8 +154,15 @@ def other_centring(facts: Facts) -> Outcome:
     id="A12",
     title="Normalized rows have another length than meant",
     severity="error",
-    threshold=f"a factor of sqrt(n) more or less than that {_MEANT}",
-    source="Nguyen and Salazar 2019, arXiv:1910.05895; torch.nn.functional.normalize",
+    threshold=(
+        f"a factor of sqrt(n) more or less than that {_MEANT} (error); without either, rows of length 1 at a norm whose "
+        "class is called a root mean square or layer norm and whose gain does not make up for it, but for norms of "
+        "queries and keys (warning)"
+    ),
+    source=(
+        "Nguyen and Salazar 2019, arXiv:1910.05895; torch.nn.functional.normalize; Zhang and Sennrich 2019, "
+        "arXiv:1910.07467 (the root of the mean)"
+    ),
     why=(
         "An L2 norm gives rows of length 1, a root mean square rows of length sqrt(n). Without the factor every "
         "output is sqrt(n) times too short or too long: the gain and the following weights were trained on the other "
@@ -174,7 +184,27 @@ def other_length(facts: Facts) -> Outcome:
         words += f"{meant.divisor.words}: the output is {ratio:.3g} times as long (n = {n})"
         return None if ratio == 1 else Case(site.path, "error", words, abs(math.log(ratio)))
 
-    return compared(facts, fields_of("A12"), judge, "with rows of another length than meant")
+    found = compared(facts, fields_of("A12"), judge, "with rows of another length than meant")
+    return found if isinstance(found, Hit) else _shorter_than_called(facts) or found
+
+
+def _shorter_than_called(facts: Facts) -> Hit | None:
+    """Rows of length 1 where nothing but the name of the class tells what is meant.
+
+    A gain of about sqrt(n) makes up for it: then they leave nearer to 1 than to 1 / sqrt(n). Queries and keys of length
+    1 are those of cosine attention, also where attention was not seen: then they are no rows of the stream.
+    """
+    cases = []
+    for site in facts.sites:
+        n, leaves = site.input.features, site.output.rms_median
+        is_beside = site.role == "query-key" or (site.role == "unknown" and n != facts.model.width)
+        if is_beside or facts.intended(site) is not None or is_open(site, facts, fields_of("A12")):
+            continue
+        if site.spec.divisor.is_unit and leaves < n**-0.25 and _AVERAGES.search(site.class_name):
+            words = f"a {site.class_name} that divides by the root of the sum of squares, not of their mean: its rows "
+            words += f"leave with a median rms of {leaves:.3g}, sqrt(n) = {math.sqrt(n):.3g} times too short (n = {n})"
+            cases.append(Case(site.path, "warning", words, n))
+    return hit(cases, f"rows sqrt(n) times shorter than the name of the class says at {counted(len(cases), 'norm')}")
 
 
 @Rule(
