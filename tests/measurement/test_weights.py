@@ -12,7 +12,7 @@ from torch import nn
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 from normkit.measurement.facts import Spectrum
-from normkit.measurement.weights import gain_gradient_errors, recurring_outliers, row_scatter, spectrum
+from normkit.measurement.weights import gradient_errors, recurring_outliers, row_scatter, spectrum
 
 INITIALISERS = (
     nn.init.normal_,
@@ -195,38 +195,101 @@ def errors(model, dtype, entering=None):
     with torch.no_grad():
         sites, _ = find_sites(model, trace(model, lambda: model(x)))
         name = str(entering or dtype).removeprefix("torch.")
-        return gain_gradient_errors(sites, {site.path: name for site in sites})
+        return gradient_errors(sites, {site.path: name for site in sites})
+
+
+def gain_errors(*arguments):
+    """Those of the gains alone."""
+    return {path: each.of_gain for path, each in errors(*arguments).items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_torchs_layer_norm_sums_in_16_bits_on_the_cpu(dtype):
-    found = errors(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), Own()), dtype)
+    found = gain_errors(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), Own()), dtype)
     assert found["0"] > SUMMED_IN_HALF[dtype]
     assert found["2"] < ROUNDED[dtype]
 
 
 def test_functions_are_tried_too():
-    layer, root = errors(Called(), torch.bfloat16).values()
+    layer, root = gain_errors(Called(), torch.bfloat16).values()
     assert layer > SUMMED_IN_HALF[torch.bfloat16]
     assert root < ROUNDED[torch.bfloat16]
 
 
-def test_in_float32_nothing_is_tried_but_16_bit_inputs_of_float32_gains_are():
-    assert math.isnan(errors(Own(), torch.float32)[""])
-    assert errors(Own(), torch.float32, torch.bfloat16)[""] < ROUNDED[torch.bfloat16]
+def test_in_float32_no_gain_is_tried_but_16_bit_inputs_of_float32_gains_are():
+    assert math.isnan(gain_errors(Own(), torch.float32)[""])
+    assert gain_errors(Own(), torch.float32, torch.bfloat16)[""] < ROUNDED[torch.bfloat16]
 
 
 def test_what_has_no_gradient_is_not_known():
     model = nn.Sequential(Detached(), nn.LayerNorm(WIDTH, elementwise_affine=False))
-    assert all(math.isnan(error) for error in errors(model, torch.bfloat16).values())
+    found = errors(model, torch.bfloat16)
+    assert all(math.isnan(each.of_gain) for each in found.values())
+    assert [math.isnan(each.of_input) for each in found.values()] == [True, False]
+
+
+class Constant(Own):
+    """Statistics without a gradient."""
+
+    def forward(self, x):
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+        return (self.weight.float() * (wide * scale.detach())).to(x.dtype)
+
+
+class Shared(Constant):
+    """The same where it is told to."""
+
+    def __init__(self, is_detached):
+        super().__init__()
+        self.is_detached = is_detached
+
+    def forward(self, x):
+        return super().forward(x) if self.is_detached else Own.forward(self, x)
+
+
+class Cut(Own):
+    """The gain alone has a gradient."""
+
+    def forward(self, x):
+        return super().forward(x.detach())
+
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        return x.div_(x.square().mean(-1, keepdim=True).add(1e-6).sqrt())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_the_input_shows_statistics_without_one(dtype):
+    norms = [Own(), nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH, elementwise_affine=False), InPlace()]
+    norms += [Shared(is_detached=False), Constant(), Shared(is_detached=True), Cut()]
+    found = [each.of_input for each in errors(nn.Sequential(*norms), dtype).values()]
+    assert max(found[:5]) < (2e-2 if dtype == torch.bfloat16 else 1e-6)
+    # Of the output's gradient 0.5 + x + noise, x is along the row; without it a square of 1.25 is left.
+    assert found[5:7] == pytest.approx([math.sqrt(1 / 1.25)] * 2, rel=0.03)
+    assert found[7] == 1.0
+
+
+@pytest.mark.slow
+def test_the_gradient_of_a_function_and_of_rows_of_channels_is_that_of_its_formula():
+    assert all(each.of_input < 1e-6 for each in errors(Called(), torch.float32).values())
+    model = nn.Sequential(nn.GroupNorm(4, 8), nn.Conv2d(8, 8, 1), nn.LayerNorm((8, 5, 5)))
+    x = torch.randn(2, 8, 5, 5)
+    with torch.no_grad():
+        sites, _ = find_sites(model, trace(model, lambda: model(x)))
+    found = gradient_errors(sites, {site.path: "float32" for site in sites})
+    assert len(found) == 2
+    assert all(each.of_input < 1e-6 for each in found.values())
 
 
 def test_like_norms_are_tried_once_and_left_as_they_are(monkeypatch):
     from normkit.measurement import weights
 
-    tried, error = [], weights._error
-    monkeypatch.setattr(weights, "_error", lambda site, *rest: tried.append(site.path) or error(site, *rest))
+    tried, measure = [], weights._errors
+    monkeypatch.setattr(weights, "_errors", lambda site, *rest: tried.append(site.path) or measure(site, *rest))
     model = nn.Sequential(Own(), nn.Linear(WIDTH, WIDTH), Own(), nn.LayerNorm(WIDTH))
     found = errors(model, torch.bfloat16)
     assert tried == ["0", "3"]
@@ -247,5 +310,5 @@ def test_classes_that_share_a_name_are_tried_apart():
             return F.layer_norm(x.float(), (WIDTH,), self.weight.float(), self.bias.float()).to(x.dtype)
 
     model = nn.Sequential(LayerNorm(), nn.LayerNorm(WIDTH))
-    own, torchs = errors(model, torch.bfloat16).values()
+    own, torchs = gain_errors(model, torch.bfloat16).values()
     assert own < 1e-2 < torchs

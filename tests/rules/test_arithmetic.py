@@ -10,7 +10,8 @@ from torch import nn
 
 from faulty_norms import CancellingVariance, NegativeVariance, NoEps, RsqrtSlip, UnbiasedVariance, WrongPower
 from helpers import finding_of
-from normkit.rules.arithmetic import wrong_divisor
+from imagined_runs import calm
+from normkit.rules.arithmetic import wrong_divisor, wrong_input_gradient
 
 GPT2 = "transformer.h.1.ln_2"
 
@@ -96,6 +97,32 @@ def test_all_norms_of_a_model_without_a_config(models, inspected, rule, norm, op
     assert found is None or words in found.evidence[0]
     assert found is None or "A9" in rule or len(found.sites) == 7
     assert not options.get("zeros") or inspection.sites[0].input.zero_rows > 0
+
+
+class Detached(nn.RMSNorm):
+    """Right outputs, and statistics without a gradient."""
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6).detach()
+
+
+@pytest.mark.slow
+def test_statistics_without_a_gradient(models, inspected):
+    found = finding_of(inspected(plain(models, Detached)), "A13")
+    assert (found.severity, len(found.sites)) == ("warning", 7)
+    assert "the gradient of its input is off by 89." in found.evidence[0]
+    assert finding_of(inspected(plain(models)), "A13") is None
+
+
+def test_a_wrong_gradient_is_an_error_where_the_model_trains(healthy, models, facts_of):
+    model = models.tiny("GPT2")
+    facts = facts_of(healthy, model)
+    assert wrong_input_gradient.check(facts) is None
+    facts = replace(facts, sites=(replace(facts.sites[0], input_gradient_error=0.5), *facts.sites[1:]))
+    assert wrong_input_gradient.check(facts).severity == "warning"
+    found = wrong_input_gradient.check(replace(facts, training=calm(healthy)))
+    assert (found.severity, found.sites) == ("error", (facts.sites[0].path,))
+    assert found.measured == "off by up to 50 % at 1 norm"
 
 
 @pytest.mark.slow

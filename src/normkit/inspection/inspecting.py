@@ -51,7 +51,7 @@ from normkit.measurement.running import (
 )
 from normkit.measurement.sampling import Probe
 from normkit.measurement.structure import Progress, Structure, survey
-from normkit.measurement.weights import gain_gradient_errors, row_scatter
+from normkit.measurement.weights import gradient_errors, row_scatter
 from normkit.text import dtype_name
 
 # Logits that are made float32 at a time: 64 MB.
@@ -270,7 +270,7 @@ def _inspected(
         entered |= {f"{call.parent}:{call.function}": call.input_shape for call in structure.called.functions}
         sites = tuple(
             replace(site, row=row_name(model, few, entered.get(site.path, ()), site.spec.rows, site.role))
-            for site in measured.sites(structure, gain_gradient_errors(structure.sites, dtypes))
+            for site in measured.sites(structure, gradient_errors(structure.sites, dtypes))
         )
         leaks = find_leaks(model, structure, first)
         modes = change_of_modes(model, structure, first, data)

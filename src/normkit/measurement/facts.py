@@ -198,6 +198,8 @@ class Site:
     gain_gradient_error: float = math.nan
     """Relative error of the gradient of its gain on random rows, against float64; NaN where it was not tried, as in
     float32."""
+    input_gradient_error: float = math.nan
+    """Relative error of the gradient of its input on random rows, against float64; NaN where it has no gradient."""
     factor: float = 1.0
     """A factor on the output besides the gain, where gain and bias show it."""
     row: str = "token"

@@ -17,7 +17,7 @@ from normkit.identification.tracing import ModuleCall, Trace
 from normkit.measurement.attention import attention_at, head_tables
 from normkit.measurement.facts import Attention, Block, Peak, Site
 from normkit.measurement.row_counters import RowCounter, Table, TableReader, gradient_table, row_tables
-from normkit.measurement.weights import spectrum
+from normkit.measurement.weights import GradientErrors, spectrum
 from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
@@ -314,11 +314,11 @@ class MeasuredStep:
     peaks: Mapping[str, Peak | None] = field(default_factory=dict)
     """The largest element that left each block, by path; only inspections look it up."""
 
-    def sites(self, structure: Structure, gain_gradient_errors: Mapping[str, float]) -> tuple[Site, ...]:
+    def sites(self, structure: Structure, errors: Mapping[str, GradientErrors]) -> tuple[Site, ...]:
         """The norms, with gain and bias as they are now."""
-        return tuple(self._site(structure, order, gain_gradient_errors) for order in range(len(self.layout.sites)))
+        return tuple(self._site(structure, order, errors) for order in range(len(self.layout.sites)))
 
-    def _site(self, structure: Structure, order: int, gain_gradient_errors: Mapping[str, float]) -> Site:
+    def _site(self, structure: Structure, order: int, errors: Mapping[str, GradientErrors]) -> Site:
         norm, reader, place = self.layout.sites[order], self.reader, 2 * order
         entering, leaving = (reader.rows(each, self.features[each]) for each in (place, place + 1))
         line = reader.line(place)
@@ -326,7 +326,7 @@ class MeasuredStep:
         in_half = dtype in HALF and norm.spec.casts.has_narrow_statistics
         gain, bias = norm.parameters()
         sample, factor = self.samples.get(norm.path), norm.passport.readings.get("factor")
-        largest = max(entering.absmax, leaving.absmax)
+        gradients = errors.get(norm.path, GradientErrors())
         return Site(
             path=norm.path,
             class_name=norm.class_name,
@@ -343,13 +343,14 @@ class MeasuredStep:
             gain=None if gain is None else spectrum(gain, 1.0),
             bias=None if bias is None else spectrum(bias, 0.0),
             dtype="" if dtype is None else dtype_name(dtype),
-            headroom_bits=math.inf if dtype is None else headroom_bits(dtype, largest),
+            headroom_bits=math.inf if dtype is None else headroom_bits(dtype, max(entering.absmax, leaving.absmax)),
             statistics_headroom_bits=headroom_bits(dtype, max(line["peak sum"], 0.0)) if dtype and in_half else None,
             geometry=None if sample is None else sample.result(gain),
             output_dtype="" if output_dtype is None else dtype_name(output_dtype),
             forward_calls=structure.forward_calls[norm.path],
             error=math.nan if sample is None else sample.error,
-            gain_gradient_error=gain_gradient_errors.get(norm.path, math.nan),
+            gain_gradient_error=gradients.of_gain,
+            input_gradient_error=gradients.of_input,
             factor=1.0 if factor is None else float(factor.value),
         )
 

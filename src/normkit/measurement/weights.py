@@ -1,4 +1,4 @@
-"""The numbers in a model's parameters: gains, biases, matrices, running statistics; errors of gradients of gains."""
+"""The numbers in a model's parameters: gains, biases, matrices, running statistics; errors of norms' gradients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 from normkit import units
 from normkit.errors import NormkitError
 from normkit.geometry.features import outlier_indices, recurring_indices
+from normkit.identification.finder import likeness
 from normkit.identification.offloading import in_memory, parameters
 from normkit.identification.sites import NormSite
 from normkit.identification.specimen import Specimen, UnrecognisedError
+from normkit.identification.state import undisturbed
 from normkit.measurement.facts import Spectrum
 from normkit.reference import HALF
 
@@ -112,77 +115,96 @@ def row_scatter(model: nn.Module) -> float:
 # Sums in 16 bits stop growing after some hundred rows; real batches have many thousand.
 _GRADIENT_ROWS = 4096
 _ELEMENTS = 1 << 20
+# The gradient of the input is that of each row alone.
+_FEW_ELEMENTS = 1 << 16
 # With output gradients of this size, a sum over the rows stays far below the largest float16.
 _SMALL = 2.0**-6
 _SEED = 0
 
 
-def gain_gradient_errors(sites: Sequence[NormSite], dtypes: Mapping[str, str]) -> dict[str, float]:
-    """Relative error of the gradient of each norm's gain: |g - g64| / |g64|, g64 in float64 from the same rows.
+class GradientErrors(NamedTuple):
+    """Relative errors |g - g64| / |g64| of a norm's gradients, g64 in float64 from the same rows."""
 
-    Norms of one class, shape and formula are tried once. Up to 4096 rows enter, about a million elements: x is normal,
-    its output gradient is 0.5 + x + noise, so that the sum grows with every row as that of a loss does.
+    of_input: float = math.nan
+    """NaN where the norm has no gradient at all."""
+    of_gain: float = math.nan
+    """NaN where neither input nor gain has 16 bits, or no gradient can be had."""
+
+
+def gradient_errors(sites: Sequence[NormSite], dtypes: Mapping[str, str]) -> dict[str, GradientErrors]:
+    """The errors of the gradients of each norm's input and gain, by path.
+
+    Norms of one code, shape and formula are tried once. Up to 4096 rows enter, about a million elements, and where
+    nothing has 16 bits a sixteenth of that: x is normal, its output gradient is 0.5 + x + noise, so that the sum of a
+    gain grows with every row as that of a loss does, and a part of it is along each row.
 
     Args:
         sites: The norms; they are left as they are.
         dtypes: Dtype of each norm's input, as in "bfloat16", by path.
-
-    Returns:
-        The error by path; NaN where neither input nor gain has 16 bits, or no gradient can be had.
     """
-    known: dict[object, float] = {}
+    known: dict[object, GradientErrors] = {}
     errors = {}
     for site in sites:
         weight, dtype = site.passport.weight, getattr(torch, dtypes[site.path] or "float32")
-        if weight is None or not {weight.dtype, dtype} & {*HALF}:
-            errors[site.path] = math.nan
-            continue
-        # Two classes may share a name.
-        kind = (type(site.module), site.function, site.spec, site.passport.shape[1:], weight.shape, weight.dtype, dtype)
+        numbers = None if weight is None else (weight.shape, weight.dtype)
+        code = site.function if site.module is None else likeness(site.module)
+        kind = (code, site.spec, site.passport.shape[1:], numbers, dtype)
         if kind not in known:
-            known[kind] = _error(site, weight, dtype)
+            known[kind] = _errors(site, weight, dtype)
         errors[site.path] = known[kind]
     return errors
 
 
-def _error(site: NormSite, weight: Tensor, dtype: torch.dtype) -> float:
+def _errors(site: NormSite, weight: Tensor | None, dtype: torch.dtype) -> GradientErrors:
     generator = torch.Generator().manual_seed(_SEED)
     sample = site.passport.shape[1:]
-    rows = max(2, min(_GRADIENT_ROWS * site.shape[0], _ELEMENTS) // math.prod(sample))
+    is_half = not {dtype, dtype if weight is None else weight.dtype}.isdisjoint(HALF)
+    elements = min(_GRADIENT_ROWS * site.shape[0], _ELEMENTS if is_half else _FEW_ELEMENTS)
+    rows = max(2, elements // math.prod(sample))
     x = torch.randn(rows, *sample, generator=generator).to(dtype)
     dy = _SMALL * (0.5 + x.float() + torch.randn(x.shape, generator=generator))
+    device = x.device if weight is None else weight.device
     try:
-        gradient, dy = _gradient(site, weight, x.to(weight.device), dy.to(weight.device))
+        with undisturbed():
+            by_input, by_gain, dy = _gradients(site, weight, x.to(device), dy.to(device))
     # A foreign module runs here: it may refuse the rows, or have no gradient.
     except (NormkitError, UnrecognisedError, RuntimeError):
-        return math.nan
-    _, exact, _ = units.gradients(x, dy.cpu(), site.spec, weight.cpu())
-    assert exact is not None
-    return exact.relative(gradient)
+        return GradientErrors()
+    of_input, of_gain, _ = units.gradients(x, dy.cpu(), site.spec, None if weight is None else weight.cpu())
+    is_summed = is_half and by_gain is not None and of_gain is not None
+    return GradientErrors(
+        # Where the output depends on the gain alone, the input has a gradient of 0.
+        of_input=1.0 if by_input is None else of_input.relative(by_input),
+        of_gain=of_gain.relative(by_gain) if is_summed else math.nan,
+    )
 
 
-def _gradient(site: NormSite, weight: Tensor, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of the gain, and the output's gradient as it was given: in the output's dtype."""
+def _gradients(
+    site: NormSite, weight: Tensor | None, x: Tensor, dy: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """The gradients of input and gain, and that of the output as it was given: in the output's dtype."""
     with torch.enable_grad():
+        entering, gain = x.detach().requires_grad_(), None
         if site.module is not None:
             with in_memory(site.module):
-                specimen = Specimen(site.module, dtype=weight.dtype)
+                specimen = Specimen(site.module, dtype=x.dtype if weight is None else weight.dtype)
             assert specimen.module is not None
             held: dict[str, Tensor] = dict(specimen.module.named_parameters())
-            if site.passport.weight_name not in held:
-                raise UnrecognisedError("undecidable", "its gain is no single parameter")
-            gain = held[site.passport.weight_name].requires_grad_()
-            y = specimen.overwriting(x)
+            if site.passport.weight_name in held:
+                gain = held[site.passport.weight_name].requires_grad_()
+            # Some norms write over their input.
+            y = specimen.overwriting(entering.clone())
         else:
-            gain = weight.detach().clone().requires_grad_()
-            eps, bias = site.spec.eps, site.passport.bias
+            gain = None if weight is None else weight.detach().clone().requires_grad_()
+            eps, bias, sizes = site.spec.eps, site.passport.bias, site.spec.rows.parameter_sizes(x.shape)
             match site.function:
                 case "rms_norm":
-                    y = F.rms_norm(x, gain.shape, gain, eps)
+                    y = F.rms_norm(entering, sizes, gain, eps)
                 case "group_norm":
-                    y = F.group_norm(x, site.spec.rows.groups, gain, bias, eps or 0.0)
+                    y = F.group_norm(entering, site.spec.rows.groups, gain, bias, eps or 0.0)
                 case _:
-                    y = F.layer_norm(x, gain.shape, gain, bias, eps or 0.0)
+                    y = F.layer_norm(entering, sizes, gain, bias, eps or 0.0)
         dy = dy.to(y.dtype)
-        (gradient,) = torch.autograd.grad(y, gain, dy)
-    return gradient, dy
+        sources = [entering] if gain is None else [entering, gain]
+        found: list[Tensor | None] = [*torch.autograd.grad(y, sources, dy, allow_unused=True), None]
+    return found[0], found[1], dy

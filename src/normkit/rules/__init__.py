@@ -6,7 +6,7 @@ finding.py          what is reported: findings, and the outcome of each rule
 scale.py            what eps and divisor do to a row of a given length
 meant.py            A, B: each convention against the one that is meant
 epsilon.py          A: the size and the place of eps, eps of the dtype, lost in 16 bits, under a rescale
-arithmetic.py       A: the divisor, homogeneity, cancellation, degenerate rows
+arithmetic.py       A: the divisor, homogeneity, cancellation, degenerate rows, the input's gradient
 gain.py             B: the 1 of a 1 + weight gain
 values.py           B: the numbers of gains and biases
 modulation.py       B: scale and shift that a condition gives

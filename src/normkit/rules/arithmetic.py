@@ -1,4 +1,4 @@
-"""Group A, the arithmetic: a wrong divisor or power, a variance that cancels, rows that are constant or zero."""
+"""Group A, the arithmetic: a wrong divisor, power or gradient, a variance that cancels, rows of one number."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _WRONG = 1e-2
 # Limits of mean^2 / variance: the digits that a row has left after the rounding of its dtype.
 _LARGE_MEAN = {"float32": 1e6, "float16": 1e2, "bfloat16": 1e2}
 _DEGREE = 0.05
+_GRADIENT = 0.1
 
 
 @Rule(
@@ -182,5 +183,44 @@ def degenerate_rows(facts: Facts) -> Outcome:
     return hit(cases, f"rows without variance are divided by zero at {counted(len(cases), 'norm')}")
 
 
-RULES = (wrong_divisor, wrong_power, cancelling_variance, degenerate_rows)
+@Rule(
+    id="A13",
+    title="The gradient of a norm's input is not the formula's",
+    severity="error",
+    threshold=(
+        f"relative error above {percent(_GRADIENT)} on random rows, against the formula's derivative in float64 (error "
+        "in training, else a warning); plain code leaves less than 1 %, also in 16 bits"
+    ),
+    source="Xu et al. 2019, arXiv:1911.07013 (DetachNorm); normkit study gradients",
+    why=(
+        "Statistics that are detached, or a backward pass that was written for another formula, give the right output "
+        "and the wrong gradient. That of a norm has no part along the row, as the row's length does not matter to the "
+        "output: with detached statistics it has one, and what writes the row is pushed to lengthen or shorten it."
+    ),
+    remedy=(
+        "let the gradient go through mean and variance: no detach(), no torch.no_grad() around them",
+        "of a fused kernel or an autograd.Function: compare its backward with that of plain code, in float64",
+    ),
+    confirm="nk.testing.assert_conforms(module, spec): input gradient",
+    follows=("A5",),
+)
+def wrong_input_gradient(facts: Facts) -> Outcome:
+    """The gradient that goes through a norm, on random rows; the model's output does not show it."""
+    severity: Severity = "warning" if facts.training is None else "error"
+    cases = [
+        Case(
+            site.path,
+            severity,
+            f"the gradient of its input is off by {percent(site.input_gradient_error)} on random rows, though its "
+            f"output is {site.spec}",
+            site.input_gradient_error,
+        )
+        for site in facts.sites
+        if site.input_gradient_error > _GRADIENT
+    ]
+    largest = max((case.effect for case in cases), default=0.0)
+    return hit(cases, f"off by up to {percent(largest)} at {counted(len(cases), 'norm')}")
+
+
+RULES = (wrong_divisor, wrong_power, cancelling_variance, degenerate_rows, wrong_input_gradient)
 """The rules of this file."""

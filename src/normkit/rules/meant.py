@@ -155,9 +155,9 @@ def other_centring(facts: Facts) -> Outcome:
     title="Normalized rows have another length than meant",
     severity="error",
     threshold=(
-        f"a factor of sqrt(n) more or less than that {_MEANT} (error); without either, rows of length 1 at a norm whose "
-        "class is called a root mean square or layer norm and whose gain does not make up for it, but for norms of "
-        "queries and keys (warning)"
+        f"a factor of sqrt(n) more or less than that {_MEANT} (error); without either, rows of length 1 at a norm "
+        "whose class is called a root mean square or layer norm and whose gain does not make up for it, but for norms "
+        "of queries and keys (warning)"
     ),
     source=(
         "Nguyen and Salazar 2019, arXiv:1910.05895; torch.nn.functional.normalize; Zhang and Sennrich 2019, "

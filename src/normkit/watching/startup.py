@@ -27,7 +27,7 @@ from normkit.measurement.modulation import has_conditions, read_outputs
 from normkit.measurement.patches import Sharing, find_shared
 from normkit.measurement.running import Batch, caller, changed, evaluating, part, tensors, vocabulary
 from normkit.measurement.structure import Structure, survey
-from normkit.measurement.weights import gain_gradient_errors
+from normkit.measurement.weights import GradientErrors, gradient_errors
 from normkit.text import dtype_name, first_line
 from normkit.watching.ranks import Ranks
 from normkit.watching.rendezvous import is_distributed_run, meet, verify
@@ -63,8 +63,8 @@ class WatchedModel:
     """What the stock class of its config computes."""
     shared: Mapping[str, Sharing] = field(default_factory=dict)
     """Norms that serve several places, by path."""
-    gradient_errors: Mapping[str, float] = field(default_factory=dict)
-    """The error of the gradient of each norm's gain in 16 bits, by path."""
+    gradient_errors: Mapping[str, GradientErrors] = field(default_factory=dict)
+    """The errors of the gradients of each norm, by path."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -208,7 +208,7 @@ def _described(model: nn.Module, structure: Structure, baseline: Baseline | None
         baseline=baseline,
         intent=stock_intent(model),
         shared=find_shared(model, structure),
-        gradient_errors=gain_gradient_errors(held, dtypes),
+        gradient_errors=gradient_errors(held, dtypes),
     )
 
 
