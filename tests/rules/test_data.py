@@ -14,6 +14,7 @@ from normkit.rules.data import (
     described,
     flaws,
     input_out_of_range,
+    other_data,
     repeated_batch,
     wrong_labels,
 )
@@ -24,6 +25,7 @@ WELL = (
     series("batch digest", range(60)),
     *(calm("batch distinct", level=90.0), calm("batch rms"), calm("batch largest")),
     *(series("labels", [32.0] * 60), series("label spread", [9.0] * 60)),
+    calm("loss"),
 )
 LABELS = series("labels", [32.0] * 60)
 FOLLOWING = series("labels next", [0.1] * 60)
@@ -56,6 +58,33 @@ def test_each_flaw_is_found_with_its_step(rule, flaw):
     found = rule.check(facts(training(*(each for each in WELL if each.quantity != flaw.quantity), flaw)))
     assert (found.severity, found.sites) == ("error", ())
     assert "step 20" in found.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("quantity", "after", "words"),
+    [
+        ("batch distinct", [200.0] * 20, "the number of different values in a sample is 200 in step 40, usually 9"),
+        ("batch distinct", [200.0] + [90.0] * 19, "and the loss rose from 3 to 9 there"),
+        ("id rms", [150.0] * 20, "the ids' rms is 150 in step 40"),
+        ("id rms", [40.0] * 20, "such batches came in steps 40 to 59"),
+        ("batch rms", [0.3] * 20, "the input's rms is 0.3 in step 40"),
+    ],
+)
+def test_data_that_changed_where_the_loss_rose(quantity, after, words):
+    usual = calm(quantity, level=1.0 if quantity == "batch rms" else 90.0)
+    well = [each for each in WELL if each.quantity not in ("loss", quantity)]
+    changed = series(quantity, [*usual.values[:40], *after])
+    risen = series("loss", [*([3.0, 3.05, 2.95] * 20)[:40], 9.0, *[6.0] * 19])
+    found = other_data.check(facts(training(*well, changed, risen)))
+    assert (found.severity, found.sites) == ("warning", ())
+    assert words in found.measured
+    # Either alone may be healthy: other texts that are no harder, and a spike on batches as they always were.
+    for one, other in ((changed, calm("loss")), (usual, risen)):
+        assert other_data.check(facts(training(*well, one, other))) is None
+    # A spike long after the change, which the model has got used to, is none of the data's.
+    late = series("loss", [*([3.0, 3.05, 2.95] * 20)[:55], 9.0, *[6.0] * 4])
+    early = series(quantity, [*usual.values[:20], *[after[0]] * 40])
+    assert other_data.check(facts(training(*well, early, late))) is None
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,9 @@ def test_a_batch_of_tokens():
     assert (found["low"], found["high"]) == (x.min(), x.max())
     # A sum is no cross-entropy.
     assert found["labels"] == 0
+    told = dict(batch_series(found))
+    assert told["id rms"] == pytest.approx(float(x.double().square().mean().sqrt()))
+    assert "batch rms" not in told
 
 
 @pytest.mark.parametrize(("by", "name"), [(0, "copied"), (1, "next"), (-1, "back"), (2, "then")])

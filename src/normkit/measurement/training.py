@@ -33,6 +33,7 @@ Quantity = Literal[
     "batch distinct",
     "batch copies",
     "batch rms",
+    "id rms",
     "batch largest",
     "labels",
     "labels copied",
@@ -68,6 +69,7 @@ batch digest          a number that another batch hardly shares
 batch distinct        values that differ in a sample of a batch, of 16 elements or more
 batch copies          share of the samples of a batch but the first that are equal to an earlier one, where any is
 batch rms             of what the model is fed, where that is no ids
+id rms                of a sample of the ids that the model is fed
 batch largest         magnitude of the largest element that the model is fed; NaN or infinite where one is
 labels                labels looked at, a sample of each batch
 labels copied         share of them that are the input at their own place

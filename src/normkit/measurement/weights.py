@@ -171,11 +171,10 @@ def _errors(site: NormSite, weight: Tensor | None, dtype: torch.dtype) -> Gradie
     except (NormkitError, UnrecognisedError, RuntimeError):
         return GradientErrors()
     of_input, of_gain, _ = units.gradients(x, dy.cpu(), site.spec, None if weight is None else weight.cpu())
-    is_summed = is_half and by_gain is not None and of_gain is not None
     return GradientErrors(
         # Where the output depends on the gain alone, the input has a gradient of 0.
         of_input=1.0 if by_input is None else of_input.relative(by_input),
-        of_gain=of_gain.relative(by_gain) if is_summed else math.nan,
+        of_gain=math.nan if of_gain is None or by_gain is None or not is_half else of_gain.relative(by_gain),
     )
 
 

@@ -23,7 +23,7 @@ backend.py          E: cast order, results off the formula, dtypes
 dynamics.py         F: attention logits, the stream over the depth
 depth.py            F: idle blocks, gradients over the depth, the initialisation
 optimizer_steps.py  F: spikes, gradients at the end, the optimizer's eps, updates
-data.py             F: what a run is fed
+data.py             F: what a run is fed, and where that changed
 interventions.py    F: parameters changed by no optimizer, norms and blocks that stop
 stepping.py         F: inputs too small for eps, weights before a norm, gradients not cleared, wrong or missing updates
 """

@@ -1,4 +1,4 @@
-"""Group F, the data: inputs that are not finite, out of scale or constant, batches that repeat, wrong labels.
+"""Group F, the data: inputs not finite, out of scale, constant or other than before, repeated batches, wrong labels.
 
 Each flaw is judged from the batches and labels of a run alone, and has its first step.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from normkit.measurement.history import LIMIT, WINDOW, jumps, robust_z
 from normkit.measurement.training import Quantity, Training
 from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
@@ -26,6 +27,8 @@ _FEWEST_PAST, _VARIED = 4, 16
 _FEWEST_LABELS = 64
 # Fewer tokens may be alike by chance, as a token that begins each text.
 _FEWEST_TOKENS = 8
+# Batches that differ so much from their past, in a step in which the loss jumps; alone, either may be healthy.
+_OTHER = 1.25
 _LOOK = "print the first elements of the batch of that step, as the model is given it"
 
 
@@ -45,6 +48,7 @@ def flaws(training: Training) -> tuple[Flaw, ...]:
     """All flaws of a run's data, the earliest first."""
     judges: tuple[Callable[[Training], Flaw | None], ...] = (
         *(_not_finite, _out_of_scale, _constant, _repeated, _copies, _shifted, _constant_labels),
+        _other_data,
     )
     found = [flaw for judge in judges if (flaw := judge(training)) is not None]
     return tuple(sorted(found, key=lambda flaw: flaw.step))
@@ -329,5 +333,57 @@ def _constant_labels(training: Training) -> Flaw | None:
     return Flaw(kind="constant labels", step=last[0], severity="warning", measured=words)
 
 
-RULES = (input_out_of_range, constant_input, repeated_batch, wrong_labels)
+@Rule(
+    id="F27",
+    title="The data changed where the loss rose",
+    severity="warning",
+    threshold=(
+        f"in a step in which the loss jumps, a number of different values, an rms of ids or of other input that is "
+        f"{_OTHER:g} times its usual or under the {_OTHER:g}th part, and {LIMIT:g} robust standard deviations from it"
+    ),
+    source="batches that make a run break: Chowdhery et al. 2022, arXiv:2204.02311",
+    why=(
+        "Another file, a shard that is no text, another tokenizer or a transform that fell away give other numbers "
+        "than before: the model meets what it was not trained on, and its loss rises at once."
+    ),
+    remedy=(
+        "look at what the loader gives in that step: which file or shard, and which transforms",
+        "if the data are meant to change there, as in a curriculum, lower the learning rate for the change",
+    ),
+    confirm=_LOOK,
+    looks_at=("run",),
+)
+def other_data(facts: Facts) -> Outcome:
+    """Batches unlike those before them, from the step on in which the loss jumps."""
+    return _found(facts, "other")
+
+
+def _other_data(training: Training) -> Flaw | None:
+    told = (_not_finite(training), _out_of_scale(training), _constant(training))
+    spikes = [jump for series in training.of("loss") for jump in jumps(series)]
+    kinds: tuple[tuple[Quantity, str], ...] = (
+        ("batch distinct", "number of different values in a sample"),
+        ("id rms", "ids' rms"),
+        ("batch rms", "input's rms"),
+    )
+    for spike, (quantity, what) in itertools.product(spikes if not any(told) else (), kinds):
+        values = measured(training, quantity)
+        past = [value for step, value in values if step < spike.began][-WINDOW:]
+        other = [(step, value) for step, value in values if step >= spike.began and _is_other(past, value)]
+        if other and other[0][0] <= spike.peak:
+            (step, value), usual = other[0], median(past)
+            words = f"the {what} is {value:.3g} in step {step}, usually {usual:.3g}, and the loss rose from "
+            words += f"{spike.usual:.3g} to {spike.value:.3g} there"
+            more = f"; such batches came {_in_steps([at for at, _ in other])}" if len(other) > 1 else ""
+            return Flaw(kind="other", step=step, severity="warning", measured=words + more)
+    return None
+
+
+def _is_other(past: Sequence[float], value: float) -> bool:
+    """Far from its past, either way."""
+    far = abs(robust_z(past, value, in_logarithms=True)) > LIMIT
+    return far and not 1 / _OTHER < value / median(past) < _OTHER
+
+
+RULES = (input_out_of_range, constant_input, repeated_batch, wrong_labels, other_data)
 """The rules of this file."""

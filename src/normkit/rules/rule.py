@@ -20,7 +20,7 @@ _SAME_ROWS = 1e-9
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 """Worst first."""
 
-CAUSES = ("F16", "F17", "F18", "F19", "F20", "F21", "F22", "F23", "F24", "F26")
+CAUSES = ("F16", "F17", "F18", "F19", "F20", "F21", "F22", "F23", "F24", "F26", "F27")
 """Rules on the data of a run and on interventions in it: later deviations of the run follow from these."""
 
 WRONG_NORMS = ("A5", "A11", "A12", "B1", "B2", "B6", "B10", "B11", "B12", "B13", "D6", "E5")

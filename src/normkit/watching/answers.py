@@ -27,7 +27,7 @@ START = "Is the initialisation off?"
 _OF_NORMS = "ABCDE"
 # Of these, what notes say against "formula, place and number type hold".
 _OF_FORMULAS = "ADE"
-_OF_DATA = ("F16", "F17", "F18", "F19")
+_OF_DATA = ("F16", "F17", "F18", "F19", "F27")
 _OF_PROCESSES = ("E8", "E7")
 _DONE_TO_IT = ("F23", "F24", "F25", "F20", "F21", "F22", "F26")
 # Steps that do not descend: their size says nothing about the learning rate.

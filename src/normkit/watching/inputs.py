@@ -195,8 +195,7 @@ def batch_series(record: Mapping[str, float]) -> Iterator[tuple[Quantity, float]
             yield "batch copies", record["copies"] / record["others"]
         if record["sampled"] >= _FEWEST:
             yield "batch distinct", record["distinct"]
-            if not record["ids"]:
-                yield "batch rms", math.sqrt(record["energy"] / record["sampled"])
+            yield "id rms" if record["ids"] else "batch rms", math.sqrt(record["energy"] / record["sampled"])
     if record["labels"]:
         yield "labels", record["labels"]
         yield "label spread", record["highest"] - record["lowest"]
