@@ -48,8 +48,8 @@ _NOISE = re.compile(
     r"seconds|version|sha256|digest|checksum|error|difference|residual_of|created|path_of|bytes|threads|machine|"
     r"torch|cpu|duration|file_name|source$|folder"
 )
-# How far a result is off its exact value.
-_ROUNDING = {"units", "original_units", "equal"}
+# How far a result is off its exact value, and the fingerprint of gains that were trained.
+_ROUNDING = {"units", "original_units", "equal", "members"}
 _WIDTH = 160
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
