@@ -55,9 +55,8 @@ def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> 
     (B, H, W, C) to the same sizes, or rows (N, D) to (N, D) where one of a class adds to its input. The first member of
     a list of maps may change the sizes, as the first of a stage does: it is no block, the others are. Of maps, a list
     of one class of which only some members keep the sizes has blocks where these add to their input, as inverted
-    residuals do; so has a module that numbers such members. Lists inside a block do not count. Of several lists, such
-    as encoder and decoder, all are kept and the index runs on; a list of one member counts only where there is no
-    longer one. Norms, given by their paths, are no blocks.
+    residuals do; so has a module that numbers such members. Lists inside a block do not count. All other lists are kept
+    and the index runs on; a list of one member counts only where there is no longer one. Norms, by path, do not count.
     """
     first_calls: dict[str, ModuleCall] = {}
     for call in trace.modules:
