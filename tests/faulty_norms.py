@@ -320,7 +320,7 @@ FAULTS = (
         report="OpenNMT-tf#6: normalized over the wrong axis",
         build=lambda: OverAxes(1),
         meant=LAYER,
-        found={"axes": (1,)},
+        found={"axes": "all_but_batch_channels_last", "groups": 64},
         evidence="along axis 1",
         checks=("rows",),
     ),
