@@ -157,7 +157,7 @@ class Run:
 
 def is_of_data(series: Series) -> bool:
     """Whether a series is of what the model was fed."""
-    return series.quantity.startswith(("batch", "label"))
+    return series.quantity.startswith(("batch", "label", "id "))
 
 
 def assert_same(one: Run, other: Run) -> None:

@@ -46,6 +46,10 @@ def approximate_root(specimen: Specimen, shape: Sequence[int], generator: torch.
     spread = float((factor.amax(0) / factor.amin(0)).max()) - 1
     if not spread > _SAME or not float((odd - factor * longest).norm() / odd.norm()) < _SAME:
         return {}
+    # What eps leaves of a length falls from octave to octave; an approximate root repeats.
+    octave = (_SIZES - 1) // _OCTAVES
+    if not float((factor[octave:] / factor[:-octave] - 1).abs().max()) < spread / 4:
+        return {}
     line = f"a row keeps its direction whatever its size, and its output varies in length by {percent(spread)}: its "
     return {"root": Reading(value="approximate", evidence=(f"{line}root is approximate",))}
 
