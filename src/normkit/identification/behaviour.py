@@ -305,7 +305,7 @@ def _search(
     found = structure.recover(specimen, shape, given, generator)
     shape = found.shape
     # With gain 1 and no bias, small outputs keep all their digits.
-    found.gain.set(specimen.parameters, 1.0 - found.spec.weight_offset)
+    found.gain.set(specimen.parameters, found.spec.gain.neutral)
     found.bias.set(specimen.parameters, 0.0)
     felt = roll_off(specimen, found.spec, shape, generator)
     rescaled = conditioning.rescaled_eps(specimen, found.spec, shape, generator) if felt.eps == 0 else None

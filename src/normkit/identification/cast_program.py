@@ -168,7 +168,7 @@ def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int)
             reason = f"its program depends on the input's dtype: {words}"
         return open_readings(found.spec, reason, *evidence)
     readings = {"casts": Reading(value=value_of(found.spec, "casts"), evidence=tuple(evidence))}
-    if found.spec.weight_offset:
+    if found.spec.gain.offset:
         readings["offset dtype"] = _offset_reading(found, candidates)
     return readings
 
@@ -198,7 +198,7 @@ def _offset_reading(found: _Candidate, candidates: Sequence[_Candidate]) -> Read
 
 def open_readings(spec: NormSpec, reason: str, *evidence: str) -> dict[str, Reading]:
     """Nothing about the casts could be decided."""
-    names = ("casts", "offset dtype") if spec.weight_offset else ("casts",)
+    names = ("casts", "offset dtype") if spec.gain.offset else ("casts",)
     return {name: Reading.open(reason, *evidence) for name in (*names, "output dtype")}
 
 
@@ -235,7 +235,7 @@ def _decided(output: OutputDtype, evidence: str) -> Reading:
 def programs_of(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
     """Programs of a formula, simplest first."""
     affine = spec.has_weight or spec.has_bias
-    offsets = ("float32", "parameter") if spec.weight_offset else ("float32",)
+    offsets = ("float32", "parameter") if spec.gain.offset else ("float32",)
     for (cast, statistics), rounded, offset in itertools.product(PROGRAMS, (False, True), offsets):
         # Without an affine part early and late are one, and only a weight has a dtype to cast to.
         if (cast in ("early", "input") and not affine) or (cast == "weight" and not spec.has_weight):

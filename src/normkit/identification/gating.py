@@ -253,7 +253,7 @@ def _adaptive(probe: Probe, argument: str, seen: str, recover: Recover) -> Passp
         f"the normalized row has its {what} from {argument}, of shape {second.shape}",
         f"with {argument} held constant: {passport.spec}",
     )
-    of_the_condition = {"has_weight", "has_bias", "weight_offset", "weight_placement"}
+    of_the_condition = {*CONVENTIONS["gain"], *CONVENTIONS["bias"]}
     condition = {
         "argument": argument,
         "shape": list(second.shape),

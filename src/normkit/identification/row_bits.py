@@ -46,7 +46,7 @@ def compared_bit_by_bit(
     Returns:
         The spec, and the readings that are new or decided now.
     """
-    may_have_offset = spec.weight_offset or readings["gain"].undecidable is not None
+    may_have_offset = spec.gain.offset or readings["gain"].undecidable is not None
     names = ["casts", *(["offset dtype"] if may_have_offset else [])]
     outputs: list[OutputDtype] = [
         each

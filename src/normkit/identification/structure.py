@@ -154,7 +154,7 @@ def _settled(
             if before is None:
                 continue
             spec, residual = before.spec, before.residual
-            gain = Part(name=before.name, slope=before.scale, intercept=before.scale * spec.weight_offset)
+            gain = Part(name=before.name, slope=before.scale, intercept=before.scale * spec.gain.offset)
         if gain is None or bias is None:
             continue
         acting = [part.values if part.name is None else draws[0][part.name] for part in (gain, bias)]

@@ -19,6 +19,9 @@ export const number = (value, digits = 4) => {
   return text.replace("Infinity", "∞").replace(/^-/, "−");
 };
 
+/** 12345 as "12,345". Intl would take 90 ms to make its first formatter. */
+export const grouped = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
+
 const math = (tag, ...children) =>
   element(`math:${tag}`, {}, ...children.flatMap((child) => (typeof child === "string" ? tokens(child) : child)));
 

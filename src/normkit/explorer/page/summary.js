@@ -1,10 +1,10 @@
 /** The scene in at most 60 words, for whoever does not see it: what is shown, where it lies, what epsilon does. */
-import { ARMS, NORMS, number } from "explorer/formulas.js";
+import { ARMS, NORMS, grouped, number } from "explorer/formulas.js";
 import { dot, norm as length, unit } from "explorer/linear.js";
 
 const vector = (values) => `(${values.map((value) => number(value)).join(", ")})`;
 const short = (text, most = 30) => (text.length > most ? `${text.slice(0, most - 1)}…` : text).replace(/\s/g, " ");
-const counted = (count, name) => `${count.toLocaleString("en")} ${name}${count === 1 ? "" : "s"}`;
+const counted = (count, name) => `${grouped(count)} ${name}${count === 1 ? "" : "s"}`;
 
 /** Where the points of a finished step lie. */
 const place = ({ mode, eps, gain, bias }, n, step) => {

@@ -1,6 +1,6 @@
 /** The points as a table: what they are, measure and become. It is the keyboard's way of moving them. */
 import { byId, element, put } from "explorer/elements.js";
-import { ARMS, NORMS, number } from "explorer/formulas.js";
+import { ARMS, NORMS, grouped, number } from "explorer/formulas.js";
 
 const MOST = 100;
 const FACTS = ["mean", "rms", "deviation", "length", "angleToOnes"];
@@ -109,7 +109,7 @@ export const mountTable = (store, { say }) => {
     const before = shape;
     shape = `${now.what} ${now.lines.length} ${now.columns}`;
     if (shape !== before) build();
-    put(note, { textContent: now.total > MOST ? `Showing ${MOST} of ${now.total.toLocaleString("en")}.` : "" });
+    put(note, { textContent: now.total > MOST ? `Showing ${MOST} of ${grouped(now.total)}.` : "" });
     now.lines.forEach(({ index, label, raw, values }, slot) => {
       const { pick, inputs, cells, written } = slots[slot];
       put(pick, {
