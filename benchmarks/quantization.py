@@ -1,13 +1,15 @@
 """What folding, rotating and migrating do to a model that is quantized afterwards: perplexity, or cosine of embeddings.
 
-    python benchmarks/quantization.py FOLDER [--variant NAME ...] [--quantizer NAME ...] [--seed 0 1 2] [--json FILE]
+    python benchmarks/quantization.py FOLDER [--variant NAME ...] [--quantizer NAME ...] [--seed 0 1 2]
+        [--alpha 0.25 0.5 0.75] [--json FILE]
     python benchmarks/quantization.py --table FILE...
 
 FOLDER is a checkpoint of a causal language model, or of an encoder (mean of its last hidden states). Each variant is
 made by normkit in float32, so that its weights are those of the source to 24 bits, and then quantized in torch: plain
 round-to-nearest, symmetric, one scale for each group. Quantized are the linear maps of the blocks, not the embedding
-and not the head. Activations are rounded where they enter such a map. Quantizers of torchao round in its own code,
-where that is installed. Rotations are drawn with each seed.
+and not the head; the quantizers "table" round the embedding alone, and with it the head that shares its table.
+Activations are rounded where they enter a map. Quantizers of torchao round in its own code, where that is installed.
+Rotations are drawn with each seed, `migrate` is made with each alpha.
 
 The text is Python's standard library: half of the windows are source, half are the prose of its reference manual
 (`pydoc_data.topics`). Static ranges are measured on other windows of both. The standard error is that of the mean over
@@ -45,8 +47,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exponent": {"operations": ["exponent"]},
     "rotate": {"operations": ["rotate"], "untie": True},
     # With the statistics of the windows for calibration.
-    "migrate": {"operations": ["migrate"], "alpha": 0.5},
+    "migrate": {"operations": ["migrate"]},
 }
+ALPHA = 0.5
+"""Of `migrate`, unless others are asked for, whose columns are named by them."""
 CALIBRATION = 4
 """Windows for static ranges and for the statistics of `migrate`."""
 
@@ -64,6 +68,8 @@ class Quantizer:
     """"token" and "tensor": scales of each batch; "static": one scale, measured before."""
     is_torchao: bool = False
     """Weights are rounded by torchao's own code."""
+    is_table: bool = False
+    """The embedding is rounded in place of the maps."""
 
 
 QUANTIZERS = {
@@ -75,6 +81,9 @@ QUANTIZERS = {
     "W8A8 tensor": Quantizer(8, activations=8, granularity="tensor"),
     "W8A8 token": Quantizer(8, activations=8),
     "W4A4 token": Quantizer(4, activations=4),
+    "table W8 row": Quantizer(8, is_table=True),
+    "table W4 row": Quantizer(4, is_table=True),
+    "table W4 group 32": Quantizer(4, 32, is_table=True),
     "torchao W8 channel": Quantizer(8, is_torchao=True),
     "torchao W4 channel": Quantizer(4, is_torchao=True),
     "torchao W4 group 32": Quantizer(4, 32, is_torchao=True),
@@ -117,7 +126,9 @@ class Quantized:
             for name, module in model.named_modules()
             if isinstance(module, nn.Linear) and module is not head and "pooler" not in name
         }
-        self._weights = {name: module.weight.detach().clone() for name, module in self.maps.items()}
+        self._table = model.get_input_embeddings()
+        modules = {**self.maps, "": self._table}
+        self._weights = {name: module.weight.detach().clone() for name, module in modules.items()}
         self._largest: dict[str, Tensor] = {}
         self._hooks: list[Any] = []
 
@@ -137,20 +148,23 @@ class Quantized:
             hook.remove()
 
     def apply(self, quantizer: Quantizer | None) -> float:
-        """Quantize in this way, or not at all; the root mean square error of the weights, relative."""
+        """Quantize in this way, or not at all; the root mean square error of what is rounded, relative."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         lost = total = 0.0
-        for name, module in self.maps.items():
+        for name, module in {**self.maps, "": self._table}.items():
             weight = self._weights[name]
-            rounded = torchao_weight if quantizer is not None and quantizer.is_torchao else quantized_weight
-            made = weight if quantizer is None else rounded(weight, quantizer.weights, quantizer.group)
-            module.weight.data = made
+            # A head that shares the table shares the parameter.
+            module.weight.data = weight
+            if quantizer is None or quantizer.is_table != (module is self._table):
+                continue
+            rounded = torchao_weight if quantizer.is_torchao else quantized_weight
+            module.weight.data = made = rounded(weight, quantizer.weights, quantizer.group)
             lost, total = lost + float((made - weight).square().sum()), total + float(weight.square().sum())
-            if quantizer is not None and quantizer.activations:
+            if quantizer.activations:
                 self._hooks.append(module.register_forward_pre_hook(self._rounded(name, quantizer)))
-        return math.sqrt(lost / total)
+        return math.sqrt(lost / total) if total else 0.0
 
     def _rounded(self, name: str, quantizer: Quantizer) -> Callable[..., tuple[Tensor, ...]]:
         def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -209,7 +223,13 @@ def embeddings(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def measure(
-    folder: Path, variants: list[str], quantizers: list[str], seeds: list[int], count: int, length: int
+    folder: Path,
+    variants: list[str],
+    quantizers: list[str],
+    seeds: list[int],
+    alphas: list[float],
+    count: int,
+    length: int,
 ) -> dict[str, Any]:
     """Every quantizer on every variant of a checkpoint."""
     config = AutoConfig.from_pretrained(folder)
@@ -221,13 +241,11 @@ def measure(
     reference = torch.empty(0)
     if not is_causal:
         reference = embeddings(kind.from_pretrained(folder, dtype=torch.float32).eval(), evaluated)
-    drawn = [(variant, seed) for variant in variants for seed in (seeds if variant == "rotate" else [0])]
-    for variant, seed in drawn:
+    drawn = {"rotate": [{"seed": seed} for seed in seeds], "migrate": [{"alpha": alpha} for alpha in alphas]}
+    for variant, own in ((each, own) for each in variants for own in drawn.get(each, [{}])):
         with tempfile.TemporaryDirectory() as place:
-            made, refused, options = folder, list[str](), dict(VARIANTS[variant])
+            made, refused, options = folder, list[str](), VARIANTS[variant] | own
             try:
-                if variant == "rotate":
-                    options["seed"] = seed
                 if "migrate" in options.get("operations", ()):
                     source = kind.from_pretrained(folder, dtype=torch.float32).eval()
                     measured = measure_activations(source, [{"input_ids": row[None]} for row in calibrating])
@@ -252,9 +270,10 @@ def measure(
                 vectors = embeddings(model, evaluated)
                 found = [1.0 - float(each) for each in (vectors * reference).sum(1)]
             row = {"variant": variant, "quantizer": name, "weights": error, "windows": found, "refused": refused}
-            rows.append(row | ({"seed": seed} if variant == "rotate" else {}))
+            rows.append(row | own)
             spent = time.perf_counter() - begun
-            print(f"{folder.name:10}{variant:12}{name:22}{statistics.mean(found):10.5f}{spent:7.0f} s", file=sys.stderr)
+            told = f"{folder.name:10}{_column(rows[-1]):20}{name:22}"
+            print(f"{told}{statistics.mean(found):10.5f}{spent:7.0f} s", file=sys.stderr)
     return {
         "model": folder.name,
         "measure": "nats a token" if is_causal else "1 - cosine",
@@ -264,14 +283,20 @@ def measure(
     }
 
 
+def _column(row: dict[str, Any]) -> str:
+    """The heading of the column that a row belongs to."""
+    alpha = row.get("alpha", ALPHA)
+    return str(row["variant"]) if alpha == ALPHA else f"{row['variant']}, alpha {alpha:g}"
+
+
 def table(document: dict[str, Any]) -> str:
-    """One row for each quantizer, one column for each variant, in Markdown."""
+    """One row for each quantizer, one column for each variant and alpha, in Markdown."""
     rows = [row for row in document["rows"] if "windows" in row]
     is_causal = document["measure"] == "nats a token"
     found: dict[tuple[str, str], list[list[float]]] = {}
     for row in rows:
-        found.setdefault((row["variant"], row["quantizer"]), []).append(row["windows"])
-    variants = [variant for variant in VARIANTS if (variant, "none") in found]
+        found.setdefault((_column(row), row["quantizer"]), []).append(row["windows"])
+    variants = sorted({column for column, _ in found}, key=lambda column: [*VARIANTS].index(column.split(",")[0]))
     lines = [f"| {document['model']} | " + " | ".join(variants) + " |", "|---" * (len(variants) + 1) + "|"]
     for quantizer in dict.fromkeys(row["quantizer"] for row in rows):
         cells = []
@@ -304,9 +329,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    own = [name for name, quantizer in QUANTIZERS.items() if not quantizer.is_torchao]
+    own = [name for name, quantizer in QUANTIZERS.items() if not (quantizer.is_torchao or quantizer.is_table)]
     parser.add_argument("--quantizer", nargs="+", choices=QUANTIZERS, default=own)
     parser.add_argument("--seed", nargs="+", type=int, default=[0], help="of rotations")
+    parser.add_argument("--alpha", nargs="+", type=float, default=[ALPHA], help="of migrate")
     parser.add_argument("--windows", type=int, default=16, help="how many are evaluated; half are code, half prose")
     parser.add_argument("--length", type=int, default=256, help="tokens of a window")
     parser.add_argument("--json", type=Path, help="write all numbers")
@@ -319,9 +345,8 @@ def main() -> None:
             joined.setdefault(document["model"], {**document, "rows": []})["rows"] += document["rows"]
         print("\n\n".join(table(document) for document in joined.values()))
         return
-    document = measure(
-        options.folder, options.variant, options.quantizer, options.seed, options.windows, options.length
-    )
+    asked = (options.variant, options.quantizer, options.seed, options.alpha)
+    document = measure(options.folder, *asked, options.windows, options.length)
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     if "as it is" in options.variant:

@@ -89,7 +89,7 @@ def turned(family: str, **options: Any) -> tuple[float, list[str]]:
 def test_rotated_a_model_computes_the_same(family, tied):
     error, reasons = turned(family, tied=tied, eps=None if family in SET_BY_HAND else 1e-2)
     assert error <= BAR
-    if tied and family in ("t5", "t5_relu", "zamba2", "zamba2_adapters"):
+    if tied and family in ("t5", "t5_relu"):
         assert "that would part them also" in reasons[0]
     elif family in REFUSED:
         assert REFUSED[family] in reasons[0]
@@ -147,6 +147,21 @@ def test_a_rotation_is_the_hadamard_matrix_with_its_signs_and_bits_do_not_depend
     assert np.abs(loaded[table].numpy() - before[table] @ turn.T).max() < 1e-14
     gain = before["model.layers.0.input_layernorm.weight"]
     assert np.abs(loaded[query].numpy() - before[query] * gain @ turn.T).max() < 1e-14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["gain", "rotate", "scale"])
+def test_blocks_that_layers_share_are_stored_for_each_of_them_once_a_head_has_its_own_table(operation, tmp_path):
+    operations = [operation, "final"] if operation == "gain" else [operation]
+    options = {"halvings": 1} if operation == "scale" else {}
+    pair = folded(tmp_path, "zamba2_adapters", torch.float64, operations=operations, untie=True, **options)
+    assert failed(verify(pair.source, pair.result)) == {}
+    made, before = tensors(pair.result), tensors(pair.source)
+    own = {name for name in made.keys() - before.keys() if ".shared_transformer." in name}
+    stored = sum(name.startswith("model.layers.1.shared_transformer.") for name in before)
+    assert len(own) == stored > 8
+    inputs = {"input_ids": torch.arange(16).view(2, 8) % 28}
+    assert difference(results(load(pair.source), inputs), results(load(pair.result), inputs)) <= BAR
 
 
 @pytest.mark.parametrize(("family", "rotates"), [("llama", True), ("gemma3", False)])

@@ -6,7 +6,7 @@ Its batch norms are folded from what one run of it shows.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -160,10 +160,12 @@ def fold(
         scales=asked_scales(scales, alpha=alpha, powers_of_two=powers_of_two),
     )
     plan.require_change()
-    scaled = {norm.module: norm.eps for norm in opened.graph.norms if norm.eps_key in plan.config}
+    scaled = {norm.module for norm in opened.graph.norms if norm.eps_key in plan.config}
     _require_eps(model, (norm for norm in opened.graph.norms if norm.module in {*plan.swaps, *scaled}))
+    # Before modules that share a gain get their own.
+    sharing = tuple(dict.fromkeys(each for path in scaled for each in _sharing_gain(model, path)))
     with one_thread_an_operation():
-        return _apply(model, plan, opened.source, scaled)
+        return _apply(model, plan, opened.source, sharing)
 
 
 def _fold_batch_norms(model: nn.Module, batch: Any) -> Folding:
@@ -198,7 +200,7 @@ def _require_eps(model: nn.Module, norms: Iterable[Norm]) -> None:
             )
 
 
-def _apply(model: nn.Module, plan: FoldPlan, source: Source, scaled: Mapping[str, float | None]) -> Folding:
+def _apply(model: nn.Module, plan: FoldPlan, source: Source, scaled: tuple[str, ...]) -> Folding:
     state = model.state_dict()
     matrices = [
         edit
@@ -231,20 +233,27 @@ def _apply(model: nn.Module, plan: FoldPlan, source: Source, scaled: Mapping[str
         *above, key = path.split(".")
         config: Any = model.config
         setattr(attrgetter(".".join(above))(config) if above else config, key, value)
-    for path in scaled.keys() - plan.swaps.keys():
+    for path in set(scaled) - plan.swaps.keys():
         _halve_eps(model, path, plan.options["halvings"])
-    return Folding(plan=plan, vectors=before, columns=columns, norms=norms, scaled=tuple(scaled))
+    return Folding(plan=plan, vectors=before, columns=columns, norms=norms, scaled=scaled)
+
+
+def _sharing_gain(model: nn.Module, path: str) -> list[str]:
+    """Paths of a norm and of those that share its gain."""
+    own: Any = model.get_submodule(path)
+    gain = getattr(own, "weight", None)
+    others = (
+        name for name, norm in model.named_modules() if gain is not None and getattr(norm, "weight", None) is gain
+    )
+    return [path, *others]
 
 
 def _halve_eps(model: nn.Module, path: str, halvings: int) -> None:
-    """Set the eps of a norm, and of those that share its gain, for rows that are halved this often."""
-    own = model.get_submodule(path)
-    gain: Any = getattr(own, "weight", None)
-    for norm in model.modules():
-        if norm is own or (gain is not None and getattr(norm, "weight", None) is gain):
-            for name in _EPS:
-                if hasattr(norm, name):
-                    setattr(norm, name, getattr(norm, name) * 0.25**halvings)
+    """Set the eps of a norm for rows that are halved this often."""
+    norm = model.get_submodule(path)
+    for name in _EPS:
+        if hasattr(norm, name):
+            setattr(norm, name, getattr(norm, name) * 0.25**halvings)
 
 
 def _require_possible(edit: TensorEdit, source: Source) -> None:

@@ -87,11 +87,11 @@ class PlanBuilder:
         if self._is_widened and (wide := [name for name, info in tensors.items() if info.dtype == "F64"]):
             raise InputError(f"dtype float32 would round {wide[0]}, which is float64; leave it at 'same'")
         self._edits: dict[str, Edit] = {name: self._copy(name, name) for name in tensors}
-        self._copied_biases: dict[str, str] = {}
+        self._followers: dict[str, str] = {}
 
     def edits(self) -> tuple[Edit, ...]:
         """One for each tensor of the source, in its order, then the created ones."""
-        for name, source in self._copied_biases.items():
+        for name, source in self._followers.items():
             self._edits[name] = dataclasses.replace(self._edits[source], name=name)
         return tuple(self._edits.values())
 
@@ -147,18 +147,24 @@ class PlanBuilder:
         """Create a tensor for a head that shared a table; other calls with its name then edit it."""
         self._edits[name] = self._copy(name, source)
 
-    def copy_bias(self, name: str, source: str) -> None:
-        """Create a bias for a head that shared another's; it becomes what that one becomes."""
-        self._edits[name], self._copied_biases[name] = self._edits[source], source
+    def follow(self, name: str, source: str) -> None:
+        """Create a tensor where another one was shared; it becomes what that one becomes."""
+        self._edits[name], self._followers[name] = self._edits[source], source
+
+    def part(self, place: str, stored: str) -> None:
+        """Create the tensors of a module that shared all those of another."""
+        for name in self._tensors:
+            if name.startswith(f"{stored}."):
+                self.follow(place + name.removeprefix(stored), name)
 
     def take_back_copy(self, head: Linear) -> bool:
         """Share the table again that a head was given for itself, if both become the same; whether they do."""
         table = self._matrix(str(head.tied_to))
         if dataclasses.replace(self._matrix(head.weight), name=table.name, source=table.source) != table:
             return False
-        for name in {head.weight, head.parted_bias} - self._tensors.keys() - {None}:
-            del self._edits[str(name)]
-            self._copied_biases.pop(str(name), None)
+        for name in {head.weight, *self._followers} - self._tensors.keys():
+            del self._edits[name]
+        self._followers = {}
         return True
 
     def create_constant(self, name: str, size: int, value: float, dtype: str) -> None:

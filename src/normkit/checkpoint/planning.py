@@ -140,7 +140,9 @@ def make_plan(
         if head.weight not in source.tensors:
             builder.copy_table(head.weight, str(head.tied_to))
         if head.parted_bias is not None:
-            builder.copy_bias(head.parted_bias, str(head.bias))
+            builder.follow(head.parted_bias, str(head.bias))
+        for place, stored in graph.shared.items():
+            builder.part(place, stored)
     elif untie and (reason := graph.against_untying()):
         builder.refuse("final", graph.architecture, reason)
     changes = tuple(move_affine(context, builder, norm) for norm in graph.norms)

@@ -79,6 +79,7 @@ class _Expansion:
                 self._named(_filled(place, counts)) for place in self._family.classes[self._settings.architecture]
             ),
             is_tied=any(linear.tied_to for linear in self._linears.values()),
+            shared=self._shared_modules(self._family.tie),
         )
         graph.check_places(found)
         graph.check_widths(found, self._shapes)
@@ -243,6 +244,25 @@ class _Expansion:
             return True
         are_two = bool(tie.unless) and self._settings.holds(tie.unless)
         return self._settings.flag(tie.key) and not are_two
+
+    def _shared_modules(self, tie: Tie | None) -> dict[str, str]:
+        if tie is None or not tie.shared:
+            return {}
+        word = _PLACEHOLDER.findall(tie.shared)[0][0]
+        indices = ({word: index} for index in range(self._settings.count(word)))
+        places = [
+            self._named(_filled(tie.shared, each))
+            for each in indices
+            if self._shapes.keys() & {self._named(_filled(tie.user, each))}
+        ]
+        stored = {place for place in places if any(name.startswith(f"{place}.") for name in self._shapes)}
+        different = self._settings.number(tie.different)
+        others = {place: places[index % different] for index, place in enumerate(places) if place not in stored}
+        if strange := set(others.values()) - stored:
+            raise ModelError(
+                f"expected the tensors of {strange.pop()} in the checkpoint, found none; give a whole model"
+            )
+        return others
 
     def _add_attentions(self, part: Part, indices: dict[str, int]) -> None:
         indices = self._settings.counts() | indices

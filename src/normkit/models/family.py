@@ -232,6 +232,12 @@ class Tie:
     """Name of a tensor that is the bias of the head while it shares the table, and unused otherwise."""
     ignored_by: tuple[str, ...] = ()
     """Runtimes that use the table as the head whatever the checkpoint holds, or refuse a checkpoint with both."""
+    shared: str = ""
+    """Path, with a placeholder, of modules that the key ties too: some are stored, the others are these in turn."""
+    user: str = ""
+    """Name of a tensor that is stored wherever there is such a module."""
+    different: str = ""
+    """Key of config.json that counts those that are stored."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ sentence that says why it is not. The conditions: docs/explanation/folding.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from normkit.errors import ModelError
@@ -139,6 +139,8 @@ class Graph:
     """Points and spaces that the class returns."""
     is_tied: bool
     """The head has no table of its own."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """Path of a module without tensors of its own -> path of the one that it is; without the head."""
 
     def readers(self, place: str) -> tuple[Linear, ...]:
         """The linear maps that read a point or a space."""
