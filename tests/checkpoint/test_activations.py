@@ -9,9 +9,10 @@ import torch
 from safetensors import safe_open
 
 from folding_cases import graph_of
-from normkit.checkpoint.activations import measure_activations
+from normkit.checkpoint.activations import ActivationMeter, measure_activations
 from normkit.checkpoint.migration import asked_scales
 from normkit.errors import InputError, KindError
+from normkit.inspection.inspecting import inspect
 from planned_models import model_of
 from tiny_models import tiny
 
@@ -57,6 +58,23 @@ def test_the_file_is_the_same_each_time_and_can_be_given_to_migrate(tmp_path: Pa
         assert torch.equal(file.get_tensor("model.norm.max"), found.largest["model.norm"])
     scales = asked_scales(path, alpha=0.5)
     assert torch.equal(scales.vectors["model.norm.mean"], found.mean["model.norm"].double())
+
+
+def test_an_inspection_measures_the_same_in_its_run_on_the_batches():
+    model, inputs = tiny("llama")
+    batches = [inputs, {key: value.flip(-1) for key, value in inputs.items()}]
+    alone, meter, runs = measure_activations(model, batches), ActivationMeter(model), []
+    counted = model.lm_head.register_forward_hook(lambda *_: runs.append(len(meter._handles)))
+    inspect(model, batches, during=meter)
+    counted.remove()
+    assert [num for num in runs if num] == [len(alone.largest)] * len(batches)
+    assert len(runs) > len(batches)
+    found = meter.statistics()
+    assert found.rows == alone.rows
+    for name, values in alone.largest.items():
+        assert torch.equal(found.largest[name], values)
+        assert torch.equal(found.mean[name], alone.mean[name])
+    assert not meter._handles
 
 
 def test_what_cannot_be_measured_is_one_line():

@@ -33,12 +33,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from normkit.checkpoint.activations import ActivationStatistics, measure_activations
+    from normkit.checkpoint.activations import ActivationMeter, ActivationStatistics, measure_activations
     from normkit.checkpoint.certificate import Certificate
     from normkit.checkpoint.folding import fold
     from normkit.checkpoint.verification import Verification, verify
 
 _HOME = {
+    "ActivationMeter": "activations",
     "ActivationStatistics": "activations",
     "Certificate": "certificate",
     "Verification": "verification",
@@ -47,7 +48,15 @@ _HOME = {
     "verify": "verification",
 }
 
-__all__ = ["ActivationStatistics", "Certificate", "Verification", "fold", "measure_activations", "verify"]
+__all__ = [
+    "ActivationMeter",
+    "ActivationStatistics",
+    "Certificate",
+    "Verification",
+    "fold",
+    "measure_activations",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> object:

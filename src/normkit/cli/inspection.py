@@ -171,13 +171,14 @@ def inspect_model(
         )
     )
     folder = None if no_report else output_folder(out, loaded.name, source=loaded.path)
-    graph = None
+    meter = None
     if activations is not None:
+        from normkit.checkpoint.activations import ActivationMeter
         from normkit.checkpoint.opening import open_checkpoint
 
         # Before the run, so that a family that is not declared is reported at once.
         with open_checkpoint(loaded.path) as opened:
-            graph = opened.graph
+            meter = ActivationMeter(loaded.model, opened.graph)
     batches = (
         batches_from_code(loaded.model, batch)
         if batch is not None
@@ -207,15 +208,12 @@ def inspect_model(
             step = training_step(loaded, batches)
             if draws_labels(batches.batches[0]):
                 batches = replace(batches, source=f"{batches.source}; one training step on classes drawn at random")
-        inspection = measure(loaded, batches, site=site, intent=intent, progress=report)
+        inspection = measure(loaded, batches, site=site, intent=intent, during=meter, progress=report)
         if train_step:
             inspection = joined(inspection, step)
-    if graph is not None and activations is not None:
-        from normkit.checkpoint.activations import measure_activations
-
+    if meter is not None and activations is not None:
         told = {"model": loaded.name, "architecture": loaded.architecture, "text": batches.source}
-        measured = measure_activations(loaded.model, batches.batches, graph=graph, metadata=told)
-        measured.save(activations)
+        meter.statistics(told).save(activations)
     if unwritten is not None and not quiet:
         bad = sum(finding.severity != "note" for finding in inspection.findings)
         warning = f"; it may hold faults, as there {'is' if bad == 1 else 'are'} {bad} above a note" if bad else ""

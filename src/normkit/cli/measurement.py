@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def measure(
     model: Any = None,
     site: str | None = None,
     intent: Path | None = None,
+    during: AbstractContextManager[object] | None = None,
 ) -> Inspection:
     """Inspect a loaded model.
 
@@ -31,6 +33,7 @@ def measure(
         model: To inspect in place of the loaded one, as with a fault planted in a copy.
         site: The norm of the token walk.
         intent: The intent file, which is written if it is not there.
+        during: A context in which the model runs on all batches.
 
     Raises:
         ModelError: If the model cannot be run.
@@ -51,5 +54,6 @@ def measure(
             decode=batches.decode,
             site=site,
             intent=intent,
+            during=during,
             progress=report,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
@@ -134,6 +134,7 @@ def inspect(
     decode: Callable[[int], str] | None = None,
     site: str | None = None,
     intent: Path | str | Baseline | None = None,
+    during: AbstractContextManager[object] | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
     """Find every norm of a model, measure it on real input, and check it against the rules.
@@ -159,6 +160,8 @@ def inspect(
             middle block by default.
         intent: What the model is meant to be, and is held to; or the file that says so. If there is no such file, it
             is written: from what is found here, and from the stock class of the model's config where there is one.
+        during: A context in which the model runs on all batches, and at no other time, such as a
+            `checkpoint.ActivationMeter`: what else is to be measured needs no second run.
         progress: Called with a stage's name, the steps done and the steps in all (0: unknown).
 
     Returns:
@@ -176,7 +179,15 @@ def inspect(
     """
     with gathered(model):
         return _inspected(
-            model, batches, name=name, source=source, decode=decode, site=site, intent=intent, progress=progress
+            model,
+            batches,
+            name=name,
+            source=source,
+            decode=decode,
+            site=site,
+            intent=intent,
+            during=during or nullcontext(),
+            progress=progress,
         )
 
 
@@ -189,6 +200,7 @@ def _inspected(
     decode: Callable[[int], str] | None,
     site: str | None,
     intent: Path | str | Baseline | None,
+    during: AbstractContextManager[object],
     progress: Progress | None,
 ) -> Inspection:
     stream = (arguments(model, batch) for batch in batches_of(batches))
@@ -233,7 +245,7 @@ def _inspected(
 
         def run_text() -> None:
             nonlocal tokens, padding, selections
-            with probe, observed(model, data.sites, (), (), data):
+            with during, probe, observed(model, data.sites, (), (), data):
                 for index, batch in enumerate(chain([first], stream)):
                     report("text", index, 0)
                     # The mask of a recording tells its samples, of an image its pixels: a norm has other rows.
