@@ -100,6 +100,11 @@ def scales_of_norms(scales: Scales, graph: Graph, source: Source) -> dict[str, T
     for key, values in scales.vectors.items():
         name = key if scales.alpha is None else key.removesuffix(MEAN).removesuffix(LARGEST)
         if name not in norms and name not in linears:
+            if name.removesuffix(MEAN).removesuffix(LARGEST) in norms:
+                raise InputError(
+                    f"{quoted(key)} is a size that inspect --activations measured, and no scale; give --alpha 0.5 "
+                    "(alpha=0.5), with which scales are made of sizes"
+                )
             raise InputError(
                 f"{quoted(key)} of the scales is no norm and no linear map of {graph.architecture}; "
                 f"expected names such as {shortened(list(norms), 2)}"

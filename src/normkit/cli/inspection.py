@@ -197,8 +197,10 @@ def inspect_model(
         for remark in loaded.notes:
             note(remark)
     # Imported here because it brings torch, and a wrong path is reported at once.
-    from normkit.cli.measurement import measure
+    from normkit.cli.measurement import measure, slow_dtype
 
+    if not quiet and not is_code and dtype == "auto" and (remark := slow_dtype(loaded.model, batches)) is not None:
+        note(remark)
     with progress(shown=shown) as report:
         if train_step:
             from normkit.cli.training import draws_labels, joined, training_step
