@@ -296,7 +296,8 @@ def table(document: dict[str, Any]) -> str:
     found: dict[tuple[str, str], list[list[float]]] = {}
     for row in rows:
         found.setdefault((_column(row), row["quantizer"]), []).append(row["windows"])
-    variants = sorted({column for column, _ in found}, key=lambda column: [*VARIANTS].index(column.split(",")[0]))
+    order = {_column(row): ([*VARIANTS].index(row["variant"]), row.get("alpha", ALPHA)) for row in rows}
+    variants = sorted(order, key=order.__getitem__)
     lines = [f"| {document['model']} | " + " | ".join(variants) + " |", "|---" * (len(variants) + 1) + "|"]
     for quantizer in dict.fromkeys(row["quantizer"] for row in rows):
         cells = []
