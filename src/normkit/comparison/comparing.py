@@ -204,9 +204,9 @@ def _with_norms(
         rows = _rows(formulas, recordings, own, folded)
         # Gains of 1 whose readers nobody declares: where all else agrees to the outputs, the readers hold the gains.
         lost = {each.path for each in stored if each.relation.kind in ("constant", "undecided") and not each.is_right}
-        if lost and rows.birth is not None and rows.outputs_agree and found.values is not None:
+        if lost and rows.birth is not None and rows.outputs_agree is not False and found.values is not None:
             without = _rows(formulas, recordings, own, [*folded, *lost])
-            if without.birth is None and not without.causes:
+            if without.birth is None and not without.causes and without.outputs_agree:
                 rows = without
                 found = replace(found, values=found.values.with_folded(lost))
         if rows.not_run:

@@ -300,7 +300,7 @@ def _growth(found: Rows, birth: Birth) -> str:
     parts = [f"by up to {significant(between.median)} at {between.path}"] if between is not None else []
     where = "in the output" if later[-1].path is None else f"at {later[-1].path}"
     parts.append(f"by {significant(later[-1].median)} {where}")
-    own = f", {significant(later[-1].units)} times as much as the reference from itself" if later[-1].units else ""
+    own = f", {significant(later[-1].units)} times as much as rounding" if later[-1].units else ""
     agree = " The outputs agree within rounding." if found.outputs_agree else ""
     return f"After it the median row differs {', '.join(parts)}{own}.{agree}"
 

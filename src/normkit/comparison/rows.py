@@ -94,7 +94,8 @@ class Rows:
     largest: float = 0.0
     """The largest distance at these norms and of the outputs, of the worst row."""
     outputs_agree: bool | None = None
-    """Rounding explains how far the outputs are apart; None if they were not compared."""
+    """Rounding explains how far the outputs are apart; None if they were not compared, or if a difference was born before
+    and nobody measured how far the reference is from itself."""
     not_run: str = ""
     """Why they were not compared, or ""."""
     verdict: str = ""
@@ -304,8 +305,10 @@ class _Scan:
             differs=_worst(apart),
             block="head",
         )
-        self.outputs_agree = self.allowed("after", None).holds(apart)
-        self._step(birth, None, apart, not self.outputs_agree)
+        agree = self.allowed("after", None).holds(apart)
+        # Without `own`, what is allowed grows with every difference before: that is no rounding.
+        self.outputs_agree = None if self._own is None and self.birth is not None else agree
+        self._step(birth, None, apart, not agree)
 
     def allowed(self, where: Where, reference: str | None) -> Limit:
         """What rounding explains at a place."""
