@@ -155,8 +155,8 @@ def test_the_whole_command_and_a_third_of_it_again(run: Run, tmp_path: Path, mon
     assert "…" not in done.stdout
     both = written(tmp_path / "both" / "figures")
     page = both.pop("index.html")
-    assert len(both) == 30
-    assert sum(name.endswith("-dark.svg") for name in both) == 15
+    assert len(both) == 32
+    assert sum(name.endswith("-dark.svg") for name in both) == 16
     # A page to be sent by mail.
     assert len(page) < 1_000_000
     whole = gallery.gallery
@@ -164,5 +164,5 @@ def test_the_whole_command_and_a_third_of_it_again(run: Run, tmp_path: Path, mon
     assert run("figures", "--out", "third").exit_code == 0
     third = written("third/figures")
     del third["index.html"]
-    assert len(third) == 5
+    assert len(third) == 6
     assert all(both[name] == content for name, content in third.items())

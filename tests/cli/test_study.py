@@ -251,17 +251,18 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path, job
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_processes_share_every_arm_and_the_first_speaks(tmp_path: Path) -> None:
-    both = forks.pair(PROGRAM, "study", "tiny", "--out", tmp_path, "--set", "trains=yes", "--seeds", 1)
+    both = forks.pair(PROGRAM, "study", "tiny", "--out", tmp_path, "--set", "trains=yes")
     (out, error), silent = (process.communicate(timeout=300) for process in both)
     assert [process.returncode for process in both] == [0, 0], error
     assert "+ reproduced" in out
     assert silent[0] == ""
     content = json.loads((tmp_path / "study" / "tiny" / "results.json").read_text())
     assert content["where"]["processes"] == "2"
-    alone = running.run(tiny_study.STUDY, {**tiny_study.STUDY.quick, "trains": True}, seeds=1)
-    losses = content["measurements"]["0"]["right"]["losses"]
-    # Sums of 16 squares in another order.
-    assert losses == pytest.approx(alone.measured[0]["right"]["losses"], rel=1e-5)
+    alone = running.run(tiny_study.STUDY, {**tiny_study.STUDY.quick, "trains": True})
+    for seed in (0, 1):
+        losses = content["measurements"][f"{seed}"]["right"]["losses"]
+        # Sums of 16 squares in another order.
+        assert losses == pytest.approx(alone.measured[seed]["right"]["losses"], rel=1e-5)
 
 
 @pytest.mark.exhaustive

@@ -253,8 +253,11 @@ def test_without_the_own_rounding_the_rounding_of_the_dtype_counts(exact: Refere
     found = compare_rows(port, exact.recording)
     assert found.birth is not None
     assert found.birth.block == "attention"
+    # What differs before the outputs says nothing of their rounding.
+    assert found.outputs_agree is None
     right = compare_rows(recorded(port_of(exact.model, ""), IDS), exact.recording)
     assert (right.birth, right.verdict) == (None, "no more different than rounding explains")
+    assert right.outputs_agree
 
 
 @pytest.mark.slow

@@ -33,9 +33,10 @@ def test_every_variant_is_measured_at_every_depth_and_two_are_trained(measured):
     assert set(measured[0]) == {
         *VARIANTS,
         LONG,
+        NARROW,
         *(f"{name}, {layers} layers trained" for layers in (4, 12) for name in TRAINED),
     }
-    for name in VARIANTS:
+    for name in (*VARIANTS, NARROW):
         arm = measured[0][name]
         assert arm["depths"] == [2, 12, 24]
         assert len(arm["stream"]) == len(arm["last_gradient"]) == len(arm["change"]) == 3
