@@ -37,8 +37,6 @@ from normkit.checkpoint.staging import JOURNAL, Staging
 INDEX = "model.safetensors.index.json"
 FEATURES, WIDE = 384, 1024
 """Small, yet a matrix of them has several chunks."""
-STEPS = 40
-"""About the number of times that a fold of it tells its progress."""
 
 
 def tensors(seed: int = 0) -> dict[str, Tensor]:
@@ -141,31 +139,59 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def steps_of(source: Path, destination: Path, run: Callable[..., object] = fold) -> int:
+    """How often a fold that nothing disturbs tells its progress."""
+    told: list[object] = []
+    run(source, destination, progress=lambda *state: told.append(state))
+    return len(told)
+
+
 def killed(
-    source: Path, destination: Path, threads: int, seed: int, run: Callable[..., object] = fold
+    source: Path, destination: Path, threads: int, seed: int, steps: int, run: Callable[..., object] = fold
 ) -> tuple[int, int]:
     """Fold in processes that are killed at random moments, then in one that is let be.
 
-    Where a destination is there after a kill, nothing touches it any more: it must be whole.
+    A process waits at each step until it is told to go on, so that on a busy machine, too, it is killed in the step that
+    was drawn. The first three have a third of the steps each, and so are killed for certain; the fourth is killed at
+    any moment up to the end, and may end before. Where a destination is there after a kill, nothing touches it any
+    more: it must be whole.
+
+    Args:
+        source: The checkpoint.
+        destination: Where it is folded to.
+        threads: Of each process.
+        seed: Of the moments.
+        steps: How often a fold tells its progress.
+        run: The fold.
 
     Returns:
         How many were killed, and how many finished files they left behind.
     """
     staging = destination.with_name(f".{destination.name}.normkit-partial")
     moments, kills = random.Random(seed), 0
-    for _ in range(3):
+    for most in (steps // 3, steps // 3, steps // 3, steps):
         heard, told = os.pipe()
+        allowed, allows = os.pipe()
         process = os.fork()
         if process == 0:
-            run(source, destination, resume=True, threads=threads, progress=lambda *_, to=told: os.write(to, b"."))
+            # If nobody is left who allows anything, it goes on to its end.
+            os.close(allows)
+
+            def wait(*_state: object, to: int = told, until: int = allowed) -> None:
+                os.write(to, b".")
+                os.read(until, 1)
+
+            run(source, destination, resume=True, threads=threads, progress=wait)
             os._exit(0)
         os.close(told)
-        with os.fdopen(heard, "rb", buffering=0) as steps:
-            for _ in range(moments.randrange(STEPS)):
-                steps.read(1)
-            time.sleep(moments.uniform(0.0, 0.01))
-            os.kill(process, signal.SIGKILL)
-            kills += os.WIFSIGNALED(os.waitpid(process, 0)[1])
+        for _ in range(moments.randrange(most)):
+            os.read(heard, 1)
+            os.write(allows, b".")
+        time.sleep(moments.uniform(0.0, 0.01))
+        os.kill(process, signal.SIGKILL)
+        kills += os.WIFSIGNALED(os.waitpid(process, 0)[1])
+        for end in (heard, allowed, allows):
+            os.close(end)
         if destination.exists():
             # Whole; the journal goes last.
             (destination / JOURNAL).unlink(missing_ok=True)
@@ -176,6 +202,6 @@ def killed(
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     begun, target, threads = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    sys.stdout.write(json.dumps([killed(begun, target / seed, threads, int(seed)) for seed in sys.argv[4:]]))
+    steps = steps_of(begun, target / "whole")
+    sys.stdout.write(json.dumps([killed(begun, target / seed, threads, int(seed), steps) for seed in sys.argv[4:]]))

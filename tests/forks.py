@@ -2,7 +2,7 @@
 
 To import torch takes two seconds, and what is built on it one more: a test that starts five programs would do little
 else. A fork is a program as `python -c` starts it: it has its own arguments, environment and folder, ends as any does,
-and may be killed.
+and may be killed. torch has one thread in it, whatever the environment says.
 """
 
 from __future__ import annotations
@@ -163,6 +163,8 @@ if __name__ == "__main__":
     lines = [socket.socket(fileno=int(handle)) for handle in sys.argv[2:]]
     for name in LIBRARIES:
         importlib.import_module(name)
+    # As in the tests themselves: a product of matrices has other bits with two threads.
+    sys.modules["torch"].set_num_threads(1)
     is_ours = os.fork() == 0
     line = lines.pop(is_ours)
     lines.pop().close()

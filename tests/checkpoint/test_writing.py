@@ -182,8 +182,8 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(source, who
     out, error = Fork(KILLED, source, tmp_path, threads, *seeds).communicate()
     assert error == ""
     told = json.loads(out)
-    # The moments are right: some kills came, and some of them after a file was finished.
-    assert sum(kills for kills, _ in told) >= len(seeds)
+    # The moments are right: the kills came, and some of them after a file was finished.
+    assert all(kills >= 3 for kills, _ in told)
     assert any(kept for _, kept in told)
     for seed in seeds:
         assert contents(tmp_path / seed) == contents(whole)
@@ -208,9 +208,11 @@ def test_killed_at_any_moment_every_operation_ends_with_the_same_bits(tmp_path, 
         options["scales"] = measure_activations(model, [{"input_ids": torch.arange(16)[None]}]).largest
     model.save_pretrained(source, max_shard_size="20KB")
     run = partial(folding.fold, operations=[operation], **options)
-    run(source, tmp_path / "whole")
-    told = [folding_runs.killed(source, tmp_path / f"{seed}", 1 + seed % 2, seed, run) for seed in range(4)]
-    assert sum(kills for kills, _ in told) >= 8
+    steps = folding_runs.steps_of(source, tmp_path / "whole", run)
+    told = [folding_runs.killed(source, tmp_path / f"{seed}", 1 + seed % 2, seed, steps, run) for seed in range(4)]
+    assert all(kills >= 3 for kills, _ in told)
+    # The ResNet is one file.
+    assert any(kept for _, kept in told) == (operation != "batchnorm")
     assert all(contents(tmp_path / f"{seed}") == contents(tmp_path / "whole") for seed in range(4))
 
 

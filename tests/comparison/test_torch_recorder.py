@@ -192,7 +192,6 @@ from torch import distributed
 import normkit as nk
 from distributed_runs import _columns, _sharded, rows
 rank, port, folder = sys.argv[1:]
-torch.set_num_threads(1)
 address = f"tcp://127.0.0.1:{port}"
 distributed.init_process_group("gloo", address, timedelta(seconds=60), rank=int(rank), world_size=2)
 models = {"tp": _columns(sequence=False), "sp": _columns(sequence=True), "fsdp": _sharded()}

@@ -79,7 +79,7 @@ def test_only_what_tells_of_a_lost_process_is_taken_for_one():
     assert not isinstance(alone.value, LostRankError)
 
 
-SHARE = "import sys, pathlib, torch, study_runs; torch.set_num_threads(1); study_runs.share(pathlib.Path(sys.argv[1]))"
+SHARE = "import sys, pathlib, study_runs; study_runs.share(pathlib.Path(sys.argv[1]))"
 
 
 @pytest.fixture(scope="module")

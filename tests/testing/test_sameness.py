@@ -118,10 +118,8 @@ def sharded(rank):
 IN_TWO = """
 import sys
 from datetime import timedelta
-import torch
 from torch import distributed
 rank, port = map(int, sys.argv[1:])
-torch.set_num_threads(1)
 address = f"tcp://127.0.0.1:{port}"
 distributed.init_process_group("gloo", address, timedelta(seconds=60), rank=rank, world_size=2)
 from testing import test_sameness
