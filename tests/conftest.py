@@ -25,7 +25,7 @@ if not torch.cuda.is_available():
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# readline, which pytest imports, sets the width of the terminal for every child, and Python's `os.environ` may not know.
+# readline, which pytest imports, sets the width of the terminal for every child, and `os.environ` may not know of it.
 os.environ.pop("COLUMNS", None)
 os.unsetenv("COLUMNS")
 

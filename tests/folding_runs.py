@@ -151,9 +151,9 @@ def killed(
 ) -> tuple[int, int]:
     """Fold in processes that are killed at random moments, then in one that is let be.
 
-    A process waits at each step until it is told to go on, so that on a busy machine, too, it is killed in the step that
-    was drawn. The first three have a third of the steps each, and so are killed for certain; the fourth is killed at
-    any moment up to the end, and may end before. Where a destination is there after a kill, nothing touches it any
+    A process waits at each step until it is told to go on, so that on a busy machine, too, it is killed in the step
+    that was drawn. The first three have a third of the steps each, and so are killed for certain; the fourth is killed
+    at any moment up to the end, and may end before. Where a destination is there after a kill, nothing touches it any
     more: it must be whole.
 
     Args:

@@ -152,7 +152,6 @@ def test_one_file_is_shared_by_all_jobs_and_has_no_index(tmp_path):
 
 
 def test_files_that_are_links_are_read(source, whole, tmp_path):
-    # As in the cache of the Hub.
     model = tmp_path / "model"
     model.mkdir()
     for file in source.iterdir():

@@ -94,8 +94,8 @@ class Rows:
     largest: float = 0.0
     """The largest distance at these norms and of the outputs, of the worst row."""
     outputs_agree: bool | None = None
-    """Rounding explains how far the outputs are apart; None if they were not compared, or if a difference was born before
-    and nobody measured how far the reference is from itself."""
+    """Rounding explains how far the outputs are apart; None if they were not compared, or if a difference was born
+    before and nobody measured how far the reference is from itself."""
     not_run: str = ""
     """Why they were not compared, or ""."""
     verdict: str = ""

@@ -125,6 +125,9 @@ def test_a_reparametrized_matrix_has_its_gain_as_spectral_norm_and_no_row_has_le
     share, slack = entropy.lowest_entropy(plain, torch.randint(256, (2, 8), generator=torch.Generator().manual_seed(0)))
     assert 0 < share < 1
     assert 0 < slack < 1
+    with torch.no_grad():
+        next(plain.parameters()).fill_(math.nan)
+    assert entropy.lowest_entropy(plain, torch.zeros(2, 8, dtype=torch.long)) == (None, None)
 
 
 class Planted(nn.Module):

@@ -58,8 +58,10 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
 
 
 @torch.no_grad()
-def lowest_entropy(model: Transformer, ids: Tensor) -> tuple[float, float]:
+def lowest_entropy(model: Transformer, ids: Tensor) -> tuple[float | None, float | None]:
     """The least mean entropy of a head as a share of uniform attention's, and the least slack of the lower bound.
+
+    Both are None where a score is not finite, as after a run that diverged.
 
     With T tokens and scores of spectral norm s, the entropy of a row that sees all tokens is at least
     log(1 + (T - 1) b) + s sqrt(T (T - 1)) b / (1 + (T - 1) b), with b = exp(-s sqrt(T / (T - 1))).
@@ -73,6 +75,8 @@ def lowest_entropy(model: Transformer, ids: Tensor) -> tuple[float, float]:
     x = model.embed(ids)
     for place, block in enumerate(model.blocks):
         scores, seen = attention_scores(model, place, x)
+        if not scores.isfinite().all():
+            return None, None
         shares.append((attention_entropy(scores, seen).mean((0, -1)) / uniform).amin().item())
         s = torch.linalg.matrix_norm(scores, 2)
         b = torch.exp(-s * math.sqrt(tokens / (tokens - 1)))
