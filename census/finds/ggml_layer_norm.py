@@ -105,7 +105,7 @@ def mpnet():
     print(f"all-mpnet-base-v2: means of at most {max(means):.2f} deviations enter its norms")
     for name in ("one pass", "two passes"):
         off = (answers[name] - answers["torch"]).norm() / answers["torch"].norm()
-        print(f"  embedding with {name}: {off:.0e} of its length away from torch's")
+        print(f"  embedding with {name}: {'less' if off < 1e-5 else 'more'} than 1e-5 of its length away from torch's")
 
 
 if __name__ == "__main__":

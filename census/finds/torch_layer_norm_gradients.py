@@ -72,6 +72,11 @@ def gradients(model, tokens):
     return {name: gradient for name, gradient in found.items() if not name.endswith("attn.k.bias")}
 
 
+def percent(value):
+    """Below 3 % the figures depend on the CPU: bfloat16 products are added in another order."""
+    return f"at most {value:.0%}" if value >= 0.03 else "less than 3%"
+
+
 def mpnet(folder):
     texts = [part for module in (argparse, inspect, ast) for part in inspect.getsource(module).split("\n\n")]
     texts = [text for text in texts if len(text) > 500][:32]
@@ -88,10 +93,10 @@ def mpnet(folder):
         found = gradients(each, tokens)
         errors = {name: error(found[name], expected[name]) for name in expected}
         for kind in ("LayerNorm.weight", "LayerNorm.bias"):
-            worst = max((value, name) for name, value in errors.items() if name.endswith(kind))
-            print(f"    {title}: gradient of {worst[1]} off by {worst[0]:.0%}")
+            worst = max(value for name, value in errors.items() if name.endswith(kind))
+            print(f"    {title}: gradients of {kind} off by {percent(worst)}")
         others = max(value for name, value in errors.items() if "LayerNorm" not in name)
-        print(f"    {title}: every other gradient off by at most {others:.1%}")
+        print(f"    {title}: gradients of matrices and their biases off by {percent(others)}")
 
 
 if __name__ == "__main__":
