@@ -9,13 +9,12 @@ from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.text import Text
 
 from normkit.files import write_bytes, write_text
 from normkit.show.html import html_page
 from normkit.show.parts import Column, Fact, Section, Table, Tone, printable
 from normkit.show.parts import Verdict as Answer
-from normkit.show.terminal import answer, headed, marked
+from normkit.show.terminal import Words, answer, headed, marked
 from normkit.study.arm_context import Setting
 from normkit.study.figures import study_drawing
 from normkit.study.result import Decided, StudyResult, Verdict
@@ -90,26 +89,26 @@ def summary(results: Sequence[StudyResult]) -> RenderableType:
     """Published and measured values, one row per condition, and the verdict of each claim, for 100 columns."""
     parts: list[RenderableType] = []
     for page in map(describe_study, results):
-        parts += [Text.assemble((page.title, "bold"), f"  {page.gist}"), ""]
+        parts += [Words.assemble((page.title, "bold"), f"  {page.gist}"), ""]
         claims = page.sections[0]
         for claim in claims.sections:
             grid = headed(2, "dim")
-            grid.add_column("must hold", overflow="fold", ratio=3)
-            grid.add_column("published", overflow="fold", ratio=2)
+            grid.add_column("must hold", ratio=3)
+            grid.add_column("published", ratio=2)
             grid.add_column("measured", justify="right", no_wrap=True)
             grid.add_column("95 % interval", justify="right", no_wrap=True)
             grid.add_column("seeds", justify="right", no_wrap=True)
             grid.add_column("holds", no_wrap=True)
             for row in claim.tables[0].rows:
-                grid.add_row(*(cell.text for cell in row[:-1]))
-            body = Group(Text(f"{claim.title} ({claim.source})"), grid)
+                grid.add_row(*(Words(cell.text) for cell in row[:-1]))
+            body = Group(Words(f"{claim.title} ({claim.source})"), grid)
             parts += [*([answer(claim.verdict)] if claim.verdict else []), Padding(body, (0, 0, 1, 2))]
         for fact in claims.facts:
             parts.append(marked("neutral", f"not run: {fact.label}: {fact.value}"))
         if claims.facts:
             parts.append("")
     warnings = dict.fromkeys(result.indicative for result in results if result.indicative)
-    return Group(*parts, Text(": ".join((*warnings, headline(_verdicts(results)))), "bold"))
+    return Group(*parts, Words(": ".join((*warnings, headline(_verdicts(results)))), "bold"))
 
 
 def write(result: StudyResult, folder: Path) -> Path:

@@ -199,13 +199,14 @@ def test_runs_without_findings(healthy):
     assert len(calm.splitlines()) <= 30
 
 
-def test_a_long_path_keeps_its_end_and_the_table_its_width(faulty):
+def test_a_long_path_is_broken_after_dots_and_the_table_keeps_its_width(faulty):
     sites = tuple(dataclasses.replace(s, path="model.language_model." * 4 + s.path) for s in faulty.sites)
     lines = shown(summary(dataclasses.replace(faulty, sites=sites))).splitlines()
-    row = next(line for line in lines if line.rstrip().endswith("1.08 to 1.72"))
-    assert len(row) <= 100
-    assert row.startswith("…transformer.ln_f ")
-    assert "LayerNorm, eps 1e-5   final" in row
+    first = next(place for place, line in enumerate(lines) if line.endswith("1.08 to 1.72"))
+    assert max(map(len, lines)) <= 100
+    assert lines[first].split(maxsplit=1)[1].startswith("LayerNorm, eps 1e-5   final")
+    name = [line.split(maxsplit=1)[0] for line in lines[first : first + 5]]
+    assert name == ["model.language_model."] * 4 + ["transformer.ln_f"]
 
 
 def test_a_model_without_norms(empty):
@@ -258,22 +259,24 @@ def test_every_number_is_there_and_no_two_names_read_alike_at_any_width(peri, wi
     for row in norms.tables[0].only(*keys).groups:
         for cell in row:
             for word in cell.text.split():
-                assert word in body.split(), (cell.text, body)
-    names = [line.split()[0] for line in lines if line.startswith(("…", "model"))]
-    assert len(names) == len(set(names)) == 7
+                assert word in {each.rstrip(",") for each in body.split()}, (cell.text, body)
+    names = re.findall(r"^model\.\S+", re.sub(r"(?<=\}\.)( [^\n]*)?\n", "", body), re.MULTILINE)
+    assert set(names) == {row[0].text for row in norms.tables[0].groups}
 
 
 def test_names_get_the_room_of_roles_where_a_terminal_is_narrow(healthy):
     """Names of Swin were broken in the middle of a word, beside a column of roles."""
-    paths = [f"swin.encoder.layers.{i // 4}.blocks.{i // 2 % 2}.layernorm_before_{i % 2}" for i in range(8)]
+    paths = [
+        f"swin.encoder.layers.{i // 4}.blocks.{i // 2 % 2}.layernorm_before_attention_of_all_tokens_{i % 2}"
+        for i in range(8)
+    ]
     sites = (dataclasses.replace(site, path=path) for site, path in zip(healthy.sites, paths, strict=False))
     norms = describe(dataclasses.replace(healthy, sites=tuple(sites))).part("norms")
     narrow, wide = (shown(Norms(norms.tables[0], norms.sections), width) for width in (80, 140))
     assert ("role" in narrow, "role" in wide) == (False, True)
-    assert narrow.splitlines()[2].startswith("…0.blocks.0.layernorm_before_0 ")
-    # Names that still do not fit are broken after dots.
-    rows = [line.split()[0] for line in shown(Norms(norms.tables[0], norms.sections), 50).splitlines()[3:6]]
-    assert rows == ["swin.encoder.", "layers.0.", "blocks.0."]
+    # Names that do not fit are broken after dots.
+    rows = [line.split()[0] for line in narrow.splitlines()[3:5]]
+    assert rows == ["swin.encoder.layers.0.blocks.0.", "layernorm_before_attention_of_all_tokens_0"]
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.text import Text
 
 from normkit.identification.sites import matches
 from normkit.inspection.first_text import Walk
@@ -18,7 +17,7 @@ from normkit.inspection.report.batch_norms import TERMINAL
 from normkit.inspection.report.description import Report, describe, describe_walk
 from normkit.rules.finding import Finding
 from normkit.show.parts import Fact, Section, Table
-from normkit.show.terminal import answer, fitting, headed, lines, marked, pairs
+from normkit.show.terminal import Words, answer, headed, least_width, lines, marked, pairs, records, widths_of
 from normkit.text import numbered, shortened
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ _MOST_ROWS = 16
 _MOST_FINDINGS = 8
 # Columns of Markdown, and those from which on a terminal has room for words beside numbers.
 _WIDTH, _WIDE = 100, 76
-# Columns that names of norms should have before numbers are broken into two lines, and their least width.
-_NAME, _LEAST_NAME = 20, 12
+# Columns that names of norms should have before ranges of numbers are broken into two lines.
+_NAME = 20
 _IN_TABLE = {"norms", "input rows"}
 _COLUMNS = ("path", "formula", "role", "rms", "ones", "eps", "gain")
 # Characters that Markdown or GitHub would read as markup, a mention or a link.
@@ -44,7 +43,7 @@ def summary(inspection: Inspection, site: str | None = None) -> RenderableType:
     """
     report = describe(inspection)
     run, steps, norms = report.part("run"), report.part("steps"), report.part("norms")
-    head = Text.assemble((report.title, "bold"), "  ", report.gist, "\n", (report.source, "dim"))
+    head = Words.assemble((report.title, "bold"), "  ", report.gist, "\n", (report.source, "dim"))
     parts: list[RenderableType] = [head, "", answer(report.verdict)]
     hint = (f"normkit rule {found.rule} says where the limit comes from" for found in report.findings[:1])
     findings = [*map(_finding, report.findings), *hint]
@@ -63,7 +62,7 @@ def summary(inspection: Inspection, site: str | None = None) -> RenderableType:
                 table = replace(table, rows=tuple(row for row in table.rows if matches(row[0].text, site)), groups=())
             parts += ["", Norms(table, part.sections, keys)]
     if norms and norms.facts:
-        parts += ["", Text("other norms", "bold"), lines(norms.facts)]
+        parts += ["", Words("other norms", "bold"), lines(norms.facts)]
     checks = report.part("checks")
     outcomes = [outcome for outcome in checks.sections if outcome.gist != "finding"] if checks else []
     return Group(*parts, "", lines(Fact(outcome.gist, _rules(outcome)) for outcome in outcomes))
@@ -73,7 +72,7 @@ def walk_table(walk: Walk) -> RenderableType:
     """One token's vector, stage by stage: its mean, length and angle, and what is true from there on."""
     passage = describe_walk(walk)
     return Group(
-        Text(passage.gist, "bold"), Text(str(passage.formula)), "", _Stages(passage.sections), lines(passage.facts)
+        Words(passage.gist, "bold"), Words(str(passage.formula)), "", _Stages(passage.sections), lines(passage.facts)
     )
 
 
@@ -134,34 +133,41 @@ class Norms:
         names = [row[0].text for row in shown]
         cells = [[cell.text for cell in row[1:]] for row in shown]
         headings = [column.heading for column in table.columns[1:]]
-        room = options.max_width - sum(2 + width for width in _widths(headings, *cells))
-        if room < min(_NAME, max(map(len, names))):
+        least = max(map(least_width, names))
+        room = options.max_width - 1 - sum(2 + width for width in widths_of(headings, *cells))
+        if room < max(least, min(_NAME, max(map(len, names)))):
             # A range is broken after its "to", words at the comma.
             breaks = {" to ": " to\n", "at most ": "at most\n", ", ": ",\n"}
             cells = [[_replaced(text, breaks) for text in row] for row in cells]
             headings = [
                 "\n".join(wrap(heading, max(width, 7, *map(len, heading.split()))))
-                for heading, width in zip(headings, _widths(*cells), strict=True)
+                for heading, width in zip(headings, widths_of(*cells), strict=True)
             ]
-            room = max(options.max_width - sum(2 + width for width in _widths(headings, *cells)), _LEAST_NAME)
-        is_cut = room < min(_NAME, max(map(len, names))) or max(map(len, fitting(names, room))) > room
-        if is_cut and any(column.key == "role" for column in table.columns):
+            room = options.max_width - 1 - sum(2 + width for width in widths_of(headings, *cells))
+        if room < least and any(column.key == "role" for column in table.columns):
             # The page has the roles; here names are told apart.
             yield from replace(self, keys=tuple(key for key in self.keys if key != "role")).__rich_console__(
                 console, options
             )
             return
-        grid = headed(1)
-        grid.add_column(table.columns[0].heading, overflow="fold")
-        for column, heading in zip(table.columns[1:], headings, strict=True):
-            grid.add_column(heading, justify="right" if column.numeric else "left", no_wrap=True)
-        for name, row in zip(fitting(names, room), cells, strict=True):
-            grid.add_row(Text(_folded(name, room)), *map(Text, row))
+        if room < least:
+            grid = records(
+                [column.heading for column in table.columns[1:]], [[cell.text for cell in row] for row in shown]
+            )
+        else:
+            grid = headed(1)
+            grid.add_column(
+                table.columns[0].heading, width=min(room, max(map(len, [table.columns[0].heading, *names])))
+            )
+            for column, heading in zip(table.columns[1:], headings, strict=True):
+                grid.add_column(heading, justify="right" if column.numeric else "left", no_wrap=True)
+            for name, row in zip(names, cells, strict=True):
+                grid.add_row(Words(name), *map(Words, row))
         yield grid
         if len(rows) > len(shown):
-            yield Text(f"and {len(rows) - len(shown)} rows more", "dim")
-        yield Text(table.legend, "dim")
-        yield from (Text(f"{each.gist} {each.title}: {each.formula}") for each in self.formulas)
+            yield Words(f"and {len(rows) - len(shown)} rows more", "dim")
+        yield Words(table.legend, "dim")
+        yield from (Words(f"{each.gist} {each.title}: {each.formula}") for each in self.formulas)
 
 
 @dataclass(frozen=True)
@@ -181,24 +187,11 @@ class _Stages:
         if beside:
             grid.add_column("what is true now")
         for stage in self.stages:
-            numbers = [Text(fact.value) for fact in stage.facts]
-            grid.add_row(Text(stage.title), *numbers, *([Text(stage.notes[-1])] if beside else []))
+            numbers = [Words(fact.value) for fact in stage.facts]
+            grid.add_row(Words(stage.title), *numbers, *([Words(stage.notes[-1])] if beside else []))
         yield grid
         if not beside:
             yield lines(Fact(stage.title, stage.notes[-1]) for stage in self.stages)
-
-
-def _widths(*rows: Sequence[str]) -> list[int]:
-    """The longest line of each column."""
-    return [max(len(line) for text in column for line in text.split("\n")) for column in zip(*rows, strict=True)]
-
-
-def _folded(path: str, width: int) -> str:
-    """A path that is too long for a width, broken after dots."""
-    rows = [""]
-    for part in re.findall(r"[^.]*\.?", path):
-        rows = [*rows, part] if rows[-1] and len(rows[-1] + part) > width else [*rows[:-1], rows[-1] + part]
-    return "\n".join(rows)
 
 
 def _replaced(text: str, changes: dict[str, str]) -> str:
@@ -218,7 +211,7 @@ def _finding(found: Finding) -> RenderableType:
     )
     where = f"  at {shortened(found.sites, 1)}" if found.sites else ""
     rule = (found.rule, f"link {found.page}" if found.page else "")
-    title = Text.assemble(marked(found.severity, found.severity), "  ", rule, "  ", (found.title, "bold"), where)
+    title = Words.assemble(marked(found.severity, found.severity), "  ", rule, "  ", (found.title, "bold"), where)
     return Group(title, Padding(lines(fact for fact in facts if fact.value), (0, 0, 0, 2)))
 
 
@@ -247,7 +240,7 @@ def _answers(answers: Iterable[Section]) -> RenderableType:
         if each.verdict:
             detail = each.verdict.detail
             at = f" At {shortened(each.notes, 2)}." if each.notes and each.notes[0] not in detail else ""
-            said = Text.assemble((f"{number}. {each.title}", "bold"), f"  {detail}{at}")
+            said = Words.assemble((f"{number}. {each.title}", "bold"), f"  {detail}{at}")
             rows.append((marked(each.verdict.tone, each.verdict.headline), said))
     return pairs(rows)
 
