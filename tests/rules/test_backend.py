@@ -14,6 +14,7 @@ from faulty_norms import Gain, LlamaWithEps, MultiplyThenCast, SixteenBitStatist
 from helpers import finding_of
 from normkit.inspection.result import infer
 from normkit.rules.backend import changed_dtype, other_casts
+from normkit.text import counted
 
 PATH = "model.layers.1.input_layernorm"
 
@@ -235,3 +236,33 @@ def test_one_norm_of_float16_in_a_model_of_float32(models, inspected):
     found = inspected(model).findings[0]
     assert (found.rule, found.severity, found.sites) == ("E6", "warning", ("transformer.h.1.ln_1",))
     assert "its parameters are float16, and it rounds its float32 input to that" in found.evidence[0]
+
+
+class Rounding(nn.Module):
+    """A root mean square norm with float32 parameters that takes its rows in float16, whatever it is given."""
+
+    def __init__(self, width, eps=1e-5):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x):
+        row = x.half()
+        return self.weight * (row * torch.rsqrt(row.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+@pytest.mark.slow
+def test_norms_that_round_to_16_bits_whatever_they_are_given(models, inspected):
+    """No spec describes such norms, and a run with nothing else in it had no finding."""
+    model = models.plain(Rounding)
+    inspection = inspected(model)
+    assert not inspection.sites
+    found = finding_of(inspection, "E6")
+    assert (found.severity, found.measured) == (
+        "warning",
+        f"not that of the input at {counted(len(found.sites), 'norm')}",
+    )
+    assert set(found.sites) == {name for name, module in model.named_modules() if isinstance(module, Rounding)}
+    assert (
+        ": it rounds its input to float16 whatever dtype it is given: its formula in float16 is y ="
+        in found.evidence[0]
+    )

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from normkit.identification.passport import without_spec
+from normkit.identification.sites import OtherNorm
 from normkit.measurement.facts import Attention
 from normkit.rules import check
 from normkit.rules.finding import Finding
@@ -34,8 +36,8 @@ def found(rule, severity="error", sites=("norm",), **changes):
 NORMS = (site("norm"),)
 
 
-def told(run, *findings, sites=NORMS, blocks=(), attentions=()):
-    return answer(replace(run, origin=origin(run)), findings, sites, blocks, attentions)
+def told(run, *findings, sites=NORMS, blocks=(), attentions=(), others=()):
+    return answer(replace(run, origin=origin(run)), findings, sites, blocks, attentions, others=others)
 
 
 def verdicts(run):
@@ -62,6 +64,20 @@ def test_the_five_questions_come_in_order():
     assert set(verdicts(run).values()) == {"no"}
     assert (run.origin, run.first_change) == (None, ())
     assert run.confirm == "Nothing is to be changed."
+
+
+def test_norms_that_no_spec_describes_are_named_with_what_they_are():
+    """The answer was "No norm was found", and "no" where other norms of the model had a spec."""
+    others = [OtherNorm(path, "Norm: it halves its rows", without_spec("norm", "")) for path in ("a.norm", "b.norm")]
+    for sites, number in (((), "2 norms"), (NORMS, "2 norms of 3")):
+        run = told(healthy(), sites=sites, others=others)
+        assert verdicts(run)[NORM] == "unknown"
+        said = f"No spec describes {number}, so what they compute was not judged. a.norm: Norm: it halves its rows."
+        assert detail(run, NORM) == said
+    gated = OtherNorm("gated", "Norm: a gated norm", without_spec("gated", ""))
+    assert verdicts(told(healthy(), others=[gated]))[NORM] == "no"
+    assert detail(told(healthy(), sites=(), others=[gated]), NORM).endswith("gated: Norm: a gated norm.")
+    assert detail(told(healthy(), sites=()), NORM) == "The model has no norm."
 
 
 @pytest.mark.slow

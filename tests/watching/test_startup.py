@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from normkit.watching.startup import insensitive, scale_invariant, shortened, surveyed, unwrapped
+from normkit.watching.startup import _without_sites, insensitive, scale_invariant, shortened, surveyed, unwrapped
 from normkit.watching.watcher import watch
 from small_training import Transformer, fingerprint
 
@@ -284,3 +284,11 @@ def frozen_before() -> nn.Module:
 )
 def test_models_without_an_insensitive_weight(build: Callable[[], nn.Module]):
     assert found(build()) == frozenset()
+
+
+def test_a_model_whose_norms_have_no_spec_is_not_told_that_it_has_none():
+    """It said "the model has no norm that a spec describes", and then "A5 ... at 9 norms"."""
+    assert _without_sites(["a.norm", "b.norm", "c.norm"]).startswith(
+        "no spec describes the model's 3 norms (a.norm and 2 more): they were tried with random rows"
+    )
+    assert _without_sites([]) == "the model has no norm; loss, gradients and updates are watched"

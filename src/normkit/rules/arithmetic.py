@@ -10,7 +10,7 @@ from normkit.rules.finding import Severity
 from normkit.rules.meant import fields_of, is_open, undecided
 from normkit.rules.rule import Case, Outcome, Rule, hit, worst
 from normkit.rules.scale import HARMFUL, ROUNDING, STEP, severity_of
-from normkit.text import counted, percent
+from normkit.text import counted, percent, spread
 
 _WRONG = 1e-2
 # Limits of mean^2 / variance: the digits that a row has left after the rounding of its dtype.
@@ -75,16 +75,23 @@ def wrong_divisor(facts: Facts) -> Outcome:
 )
 def wrong_power(facts: Facts) -> Outcome:
     """Rows keep their direction, as in a norm, and their length follows the input's."""
-    cases = []
-    for other in facts.others:
-        if (found := other.passport.readings.get("degree")) is None or abs(found.value) <= _DEGREE:
-            continue
-        words = (
-            f"rows twice as long give outputs {2.0**found.value:.3g} times as long (power {found.value:g}): the "
-            f"divisor is the mean square or variance to the power {(1 - found.value) / 2:g} instead of 0.5"
+    powers = {
+        other.path: found.value
+        for other in facts.others
+        if (found := other.passport.readings.get("degree")) is not None and abs(found.value) > _DEGREE
+    }
+    cases = [
+        Case(
+            path,
+            "error",
+            f"rows twice as long give outputs {2.0**power:.3g} times as long (power {power:g}): the divisor is the "
+            f"mean square or variance to the power {(1 - power) / 2:g} instead of 0.5",
+            abs(power),
         )
-        cases.append(Case(other.path, "error", words, abs(found.value)))
-    return hit(cases, f"the output's length depends on the input's at {counted(len(cases), 'norm')}")
+        for path, power in powers.items()
+    ]
+    factors = spread(2.0**power for power in powers.values())
+    return hit(cases, f"rows twice as long give outputs {factors} times as long at {counted(len(cases), 'norm')}")
 
 
 @Rule(

@@ -178,7 +178,8 @@ def _other_factor(site: Site, facts: Facts) -> Case | None:
     title="The dtype changes in the norm",
     severity="warning",
     threshold=(
-        "another output dtype than the config's class or the baseline has (warning); a note without either, or "
+        "a norm of a wider model that rounds to 16 bits, or another output dtype than the config's class or the "
+        "baseline has (warning); a note without either, or "
         "where gain and input have one dtype here and the output would follow the other"
     ),
     source="huggingface/transformers#29402 (float32 gains beside 16-bit inputs), #33133",
@@ -190,11 +191,19 @@ def _other_factor(site: Site, facts: Facts) -> Case | None:
         "cast the output back to the input's dtype, or the parameters to the model's",
         "if it is meant, say so: nk.NormSpec(output_dtype='promote')",
     ),
-    confirm="norm(x).dtype beside x.dtype",
+    confirm="norm(x).dtype beside x.dtype; nk.identify(norm, shape) names a norm that rounds whatever it is given",
+    looks_at=("norms", "other norms"),
 )
 def changed_dtype(facts: Facts) -> Outcome:
-    """The output's dtype differs from the input's and from the meant one, or would differ with a wider gain."""
-    cases = []
+    """The output's dtype differs from the input's and from the meant one, or would differ with a wider gain.
+
+    Where something says what a norm that rounds on its way should compute, E5 reports it.
+    """
+    cases = [
+        Case(other.path, "warning", other.passport.readings["rounding"].evidence[0], 1.0)
+        for other in facts.others
+        if "rounding" in other.passport.readings and facts.intended_at(other.path) is None
+    ]
     for site in facts.sites:
         if not site.output_dtype or not site.dtype:
             continue
@@ -222,9 +231,10 @@ def changed_dtype(facts: Facts) -> Outcome:
         ):
             words = f"its output is {own.output_words}, {facts.source_at(site.path)} says {wanted.output_words}"
             cases.append(Case(site.path, "note", f"{words}: it shows where the two differ"))
-    changes = any(case.effect for case in cases)
-    where = "the dtype changes at" if changes else "the dtype would change, with a gain of another dtype, at"
-    return hit(cases, f"{where} {counted(len(cases), 'norm')}") or undecided(facts, fields_of("E6"))
+    changes = [case for case in cases if case.effect]
+    number = counted(len({case.path for case in changes or cases}), "norm")
+    where = "not that of the input" if changes else "it would be another one, with a gain of another dtype,"
+    return hit(cases, f"{where} at {number}") or undecided(facts, fields_of("E6"))
 
 
 @Rule(

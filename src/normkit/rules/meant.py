@@ -315,7 +315,7 @@ def gain_placement(facts: Facts) -> Outcome:
         words += f"{facts.source_at(site.path)} says {meant.gain.placement}"
         return Case(site.path, severity, words, 1.0)
 
-    return compared(facts, fields_of("B13"), judge, "with the gain on the other side of the division")
+    return compared(facts, fields_of("B13"), judge, "whose gain is not where it is meant")
 
 
 RULES = (other_centring, other_length, gain_presence, bias_presence, gain_placement)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.cells import cell_len, chop_cells
@@ -67,7 +67,7 @@ def marked(tone: Tone, words: str) -> Words:
     return Words(f"{mark} {words}", style)
 
 
-def answer(verdict: Verdict) -> Words:
+def answer(verdict: Verdict) -> Text:
     """A verdict on one line."""
     return Words.assemble(marked(verdict.tone, verdict.headline), f"  {verdict.detail}" if verdict.detail else "")
 
@@ -116,14 +116,14 @@ def lines(facts: Iterable[Fact]) -> RenderableType:
     )
 
 
-def pairs(rows: Iterable[tuple[Words, Words]]) -> RenderableType:
+def pairs(rows: Iterable[tuple[Text, Text]]) -> RenderableType:
     """Two columns of which both are wrapped; where the left one is too wide, the right one is below it."""
     return _Pairs(tuple(rows))
 
 
 @dataclass(frozen=True)
 class _Pairs:
-    rows: tuple[tuple[Words, Words], ...]
+    rows: tuple[tuple[Text, Text], ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay it out for a width."""
@@ -173,8 +173,8 @@ class _Ruled:
             widths[place] if column.numeric else max(least_width(row[place]) for row in [headings, *rows])
             for place, column in enumerate(columns)
         ]
-        # Between columns there are three; the last one has two behind it.
-        over = sum(widths) + 3 * len(columns) - 1 - options.max_width
+        # There are three between columns.
+        over = sum(widths) + 3 * (len(columns) - 1) - options.max_width
         others = sorted(range(1, len(columns)), key=lambda place: -widths[place])
         for place, floor in [(0, max(least[0], _NAME)), *((other, least[other]) for other in others), (0, least[0])]:
             taken = min(max(0, over), max(0, widths[place] - floor))
@@ -184,8 +184,8 @@ class _Ruled:
         else:
             grid = headed(2)
             for column, heading, width in zip(columns, headings, widths, strict=True):
-                justify = "right" if column.numeric else "left"
-                grid.add_column(heading, justify=justify, vertical="bottom", width=width)
+                side: Literal["left", "right"] = "right" if column.numeric else "left"
+                grid.add_column(heading, justify=side, vertical="bottom", width=width)
             for row in rows:
                 grid.add_row(*map(Words, row))
             yield grid

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
+from normkit.identification.sites import OtherNorm
 from normkit.measurement.facts import Attention, Block, Site
 from normkit.measurement.history import FEWEST, WINDOW, jumps, too_large, update_sizes
 from normkit.measurement.training import CUT, Answer, Origin, Series, Training, Verdict
@@ -51,6 +52,7 @@ def answer(
     blocks: Sequence[Block],
     attentions: Sequence[Attention],
     num_batch_norms: int = 0,
+    others: Sequence[OtherNorm] = (),
 ) -> Training:
     """Fill in the five answers, what to change first and how to confirm it.
 
@@ -61,7 +63,7 @@ def answer(
     began = training.origin
     replies = {
         DATA: _data(findings, training),
-        NORM: _norm(findings, sites, training, num_batch_norms),
+        NORM: _norm(findings, sites, training, num_batch_norms, others),
         RATE: _rate(attentions, began, training),
         CLIPPING: _clipping(began, training),
         START: _start(grave, blocks, training),
@@ -99,14 +101,28 @@ def _told(findings: Sequence[Finding]) -> str:
     return told + (f"; and {len(findings) - 2} more" if len(findings) > 2 else "")
 
 
-def _norm(findings: Sequence[Finding], sites: Sequence[Site], training: Training, num_batch_norms: int) -> Reply:
+def _norm(
+    findings: Sequence[Finding],
+    sites: Sequence[Site],
+    training: Training,
+    num_batch_norms: int,
+    others: Sequence[OtherNorm],
+) -> Reply:
     grave = [finding for finding in findings if finding.severity != "note"]
     if wrong := [each for each in grave if _is_of_norms(each, sites, training)]:
         return "yes", f"{_told(wrong)}.", tuple(dict.fromkeys(path for each in wrong for path in each.sites))
-    if not sites and num_batch_norms and not any(each.rule == "E3" for each in grave):
+    # A kind of norm that is known has its own rules.
+    unread = [other for other in others if other.passport.verdict not in ("batch", "gated", "adaptive")]
+    if not sites and num_batch_norms and not unread and not any(each.rule == "E3" for each in grave):
         return "no", f"{counted(num_batch_norms, 'batch norm')}: no fault in statistics, gains and biases.", ()
-    if not sites:
-        return "unknown", "No norm was found, so none could be checked.", ()
+    if not sites and not others:
+        return "unknown", "The model has no norm.", ()
+    if unread or not sites:
+        undescribed = unread or others
+        among = f" of {len(sites) + len(undescribed)}" if sites else ""
+        first = f"{undescribed[0].path}: {undescribed[0].reason}"
+        told = f"No spec describes {counted(len(undescribed), 'norm')}{among}, so what they compute was not judged"
+        return "unknown", f"{told}. {first}.", tuple(other.path for other in undescribed)
     if any(each.rule == "E3" for each in grave):
         return "no", "NaN or infinity came to the norms with their input; they did not make them.", ()
     short = max((site.attenuation.share_below_99 for site in sites), default=math.nan)

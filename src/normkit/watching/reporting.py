@@ -185,4 +185,5 @@ def inspection_of_run(
     if not training.was_noticed and findings and findings[0].severity == "error":
         step = min((noticed[each.rule] for each in findings if each.rule in noticed), default=training.reason_step)
         training = replace(training, reason=findings[0].title, reason_step=step)
-    return replace(inspection, training=answer(training, findings, sites, blocks, attentions, len(facts.batch_norms)))
+    told = answer(training, findings, sites, blocks, attentions, len(facts.batch_norms), facts.others)
+    return replace(inspection, training=told)

@@ -28,7 +28,8 @@ from normkit.measurement.patches import Sharing, find_shared
 from normkit.measurement.running import Batch, caller, changed, evaluating, part, tensors, vocabulary
 from normkit.measurement.structure import Structure, survey
 from normkit.measurement.weights import GradientErrors, gradient_errors
-from normkit.text import dtype_name, first_line
+from normkit.text import counted, dtype_name, first_line
+from normkit.text import shortened as listed
 from normkit.watching.ranks import Ranks
 from normkit.watching.rendezvous import is_distributed_run, meet, verify
 from normkit.watching.step_recorder import StepRecorder
@@ -149,9 +150,7 @@ def start_up(
                     recorder.rehearse(caller(model, small))
                 observer = verify(ranks, recorder.tables["rows"].device)
                 if not structure.sites and not recorder.batch_norms.sites:
-                    remarks.append(
-                        "the model has no norm that a spec describes; loss, gradients and updates are watched"
-                    )
+                    remarks.append(_without_sites([other.path for other in structure.others]))
             # Any model's own code runs here too.
             except Exception as error:
                 if recorder is not None:
@@ -167,6 +166,15 @@ def start_up(
         observer=observer,
         remarks=tuple(remarks),
     )
+
+
+def _without_sites(others: Sequence[str]) -> str:
+    """What is watched in a model whose norms, if there are any, no spec describes."""
+    norms = (
+        f"no spec describes the model's {counted(len(others), 'norm')} ({listed(others, 1)}): they were tried with "
+        "random rows, and the rows of the run are not measured"
+    )
+    return f"{norms if others else 'the model has no norm'}; loss, gradients and updates are watched"
 
 
 def _readers(model: nn.Module, structure: Structure, batch: Batch) -> dict[str, str]:

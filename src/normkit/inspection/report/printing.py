@@ -134,7 +134,7 @@ class Norms:
         cells = [[cell.text for cell in row[1:]] for row in shown]
         headings = [column.heading for column in table.columns[1:]]
         least = max(map(least_width, names))
-        room = options.max_width - 1 - sum(2 + width for width in widths_of(headings, *cells))
+        room = options.max_width - sum(2 + width for width in widths_of(headings, *cells))
         if room < max(least, min(_NAME, max(map(len, names)))):
             # A range is broken after its "to", words at the comma.
             breaks = {" to ": " to\n", "at most ": "at most\n", ", ": ",\n"}
@@ -143,7 +143,7 @@ class Norms:
                 "\n".join(wrap(heading, max(width, 7, *map(len, heading.split()))))
                 for heading, width in zip(headings, widths_of(*cells), strict=True)
             ]
-            room = options.max_width - 1 - sum(2 + width for width in widths_of(headings, *cells))
+            room = options.max_width - sum(2 + width for width in widths_of(headings, *cells))
         if room < least and any(column.key == "role" for column in table.columns):
             # The page has the roles; here names are told apart.
             yield from replace(self, keys=tuple(key for key in self.keys if key != "role")).__rich_console__(
