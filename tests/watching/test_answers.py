@@ -68,13 +68,16 @@ def test_the_five_questions_come_in_order():
 
 def test_norms_that_no_spec_describes_are_named_with_what_they_are():
     """The answer was "No norm was found", and "no" where other norms of the model had a spec."""
-    others = [OtherNorm(path, "Norm: it halves its rows", without_spec("norm", "")) for path in ("a.norm", "b.norm")]
+    others = [
+        OtherNorm(path=path, reason="Norm: it halves its rows", passport=without_spec("norm", ""))
+        for path in ("a.norm", "b.norm")
+    ]
     for sites, number in (((), "2 norms"), (NORMS, "2 norms of 3")):
         run = told(healthy(), sites=sites, others=others)
         assert verdicts(run)[NORM] == "unknown"
         said = f"No spec describes {number}, so what they compute was not judged. a.norm: Norm: it halves its rows."
         assert detail(run, NORM) == said
-    gated = OtherNorm("gated", "Norm: a gated norm", without_spec("gated", ""))
+    gated = OtherNorm(path="gated", reason="Norm: a gated norm", passport=without_spec("gated", ""))
     assert verdicts(told(healthy(), others=[gated]))[NORM] == "no"
     assert detail(told(healthy(), sites=(), others=[gated]), NORM).endswith("gated: Norm: a gated norm.")
     assert detail(told(healthy(), sites=()), NORM) == "The model has no norm."
