@@ -226,8 +226,8 @@ RECIPES: dict[str, Recipe] = {
     "albert": _encoder("Albert", embedding_size=20),
     "bart": Recipe(name="Bart", head="ForConditionalGeneration", ties=(True,)),
     "mbart": Recipe(name="MBart", head="ForConditionalGeneration", ties=(True,)),
-    "dinov2": _image("Dinov2"),
-    "dinov2_gated": _image("Dinov2", use_swiglu_ffn=True),
+    "dinov2": dataclasses.replace(_image("Dinov2"), square={"mlp_ratio": 1, "num_labels": 2 * WIDTH}),
+    "dinov2_gated": dataclasses.replace(_image("Dinov2", use_swiglu_ffn=True), square={"num_labels": 2 * WIDTH}),
     "beit": _image("Beit", use_relative_position_bias=True),
     "granite": _causal(
         *("Granite",), embedding_multiplier=2.5, logits_scaling=3.0, residual_multiplier=0.7, attention_multiplier=0.3
@@ -302,5 +302,7 @@ FIXED_EPS = {
     "qwen3_vl_moe": "as qwen2_vl",
     "hubert_stable": "as wav2vec2_stable",
     "wavlm_stable": "as wav2vec2_stable",
+    "zamba2": "the gated norms of its state-space layers have 1e-5",
+    "zamba2_adapters": "as zamba2",
 }
 """What is out of the ordinary about a family's eps; after loading a saved one, call `set_eps` again."""

@@ -83,7 +83,8 @@ def true_logits(model: nn.Module, **inputs: Any) -> Tensor:
         inputs: Arguments of its forward; floating-point ones are made float64.
 
     Returns:
-        The logits; for a class without a head, its last hidden state.
+        The logits; of a model with an encoder for each of images and text, the score of each pair; for a class without
+        a head, its last hidden state.
 
     Raises:
         InputError: If a parameter is not float64.
@@ -100,8 +101,9 @@ def true_logits(model: nn.Module, **inputs: Any) -> Tensor:
         call.setdefault("use_cache", False)
     with torch.no_grad(), in_mode(model, training=False), _plain_experts(model), TrueFloat64():
         output = model(**call)
-    found = getattr(output, "logits", None)
-    logits: Tensor = output.last_hidden_state if found is None else found
+    logits: Tensor = next(
+        output[name] for name in ("logits", "logits_per_image", "last_hidden_state") if name in output
+    )
     return logits
 
 
