@@ -66,6 +66,10 @@ def test_an_offloaded_model_is_inspected_as_one_in_memory(family: str, saved: An
     folder, inputs = saved(family)
 
     in_memory, offloaded = both(folder)
+    for each in (in_memory.model, offloaded.model):
+        # The grouped product takes no rows but of a multiple of 16 bytes.
+        if hasattr(each, "set_experts_implementation"):
+            each.set_experts_implementation("eager")
 
     assert document(offloaded, inputs) == document(in_memory, inputs)
     # Between calls nothing is held, and the norms are plain modules.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import shutil
 import tempfile
 import weakref
 from collections.abc import Hashable, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -15,7 +18,7 @@ from normkit.checkpoint.build_model import BuiltModel, build_model
 from normkit.checkpoint.model_folder import INDEX, WEIGHTS
 from normkit.checkpoint.reader import TORCH, read_header
 from normkit.errors import InputError, ModelError
-from normkit.identification.offloading import Stored, stored
+from normkit.identification.offloading import Stored, in_memory, offload_hooks, stored
 from normkit.identification.sites import is_within
 from normkit.text import installed_version
 
@@ -96,6 +99,13 @@ def build_offloaded(
     weakref.finalize(built.model, shutil.rmtree, scratch, ignore_errors=True)
     _cast(built.model, planned.model)
     _settle(built.model)
+    read = {class_: _read_by(class_) for class_ in {type(module) for module in built.model.modules()}}
+    for module in built.model.modules():
+        children = module.named_children()
+        if parts := [part for name, part in children if name in read[type(module)] and offload_hooks(part)]:
+            borrowed = _Borrowed(parts)
+            module.register_forward_pre_hook(borrowed.begin)
+            module.register_forward_hook(borrowed.end, always_call=True)
     return built._replace(asked=planned.asked)
 
 
@@ -157,6 +167,40 @@ def _settle(model: Any) -> None:
             # It leaves the method of the class as an attribute of the module.
             if getattr(vars(module).get("forward"), "__func__", None) is type(module).forward:
                 del module.forward
+
+
+def _read_by(class_: type) -> set[str]:
+    """The parts whose weights a module of a class reads without a call of the part, as its code says.
+
+    An example is `out_proj` of torch.nn.MultiheadAttention. accelerate reads the weights of a part when it is called.
+    """
+    found: set[str] = set()
+    for each in class_.__mro__:
+        try:
+            code = inspect.getsource(each)
+        except (OSError, TypeError):
+            continue
+        found.update(re.findall(r"\bself\.(\w+)\.(?:weight|bias)\b(?!\.(?:dtype|device|shape|size)\b)", code))
+    return found
+
+
+class _Borrowed:
+    """Parts that have the values of their parameters for each call of the module that reads them."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+        self.calls: list[ExitStack] = []
+
+    def begin(self, *_of_call: object) -> None:
+        """Give the parts their values."""
+        stack = ExitStack()
+        for part in self.parts:
+            stack.enter_context(in_memory(part))
+        self.calls.append(stack)
+
+    def end(self, *_of_call: object) -> None:
+        """Take them away again."""
+        self.calls.pop().close()
 
 
 def _unwritten(error: object) -> str:
