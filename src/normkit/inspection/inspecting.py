@@ -68,13 +68,13 @@ class NextTokenLoss:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._size, self._sum, self._count = vocabulary(model) or 0, 0.0, 0
+        self.vocabulary, self._sum, self._count = vocabulary(model) or 0, 0.0, 0
         # Until it is tried, all may be.
-        self._is_causal = self._size > 0
+        self._is_causal = self.vocabulary > 0
 
     def try_causality(self, model: nn.Module, few: Batch, output: object) -> None:
         """Run a few tokens once; `output` is what the model, in evaluation mode, returned for them."""
-        self._is_causal = self._size > 0 and self._depends_on_past_only(model, few, output)
+        self._is_causal = self.vocabulary > 0 and self._depends_on_past_only(model, few, output)
 
     def add(self, batch: Batch, output: object) -> None:
         """Add a batch and the model's output for it; padding does not count."""
@@ -103,7 +103,7 @@ class NextTokenLoss:
         if name is None or (ids := few[name]).shape[1] < 2:
             return False
         half = ids.shape[1] // 2
-        changed = torch.cat([ids[:, :half], (ids[:, half:] + 1) % self._size], dim=1)
+        changed = torch.cat([ids[:, :half], (ids[:, half:] + 1) % self.vocabulary], dim=1)
         try:
             after = self._logits(few, runner(model, {**few, name: changed})())
         # Any third-party forward runs here, on fewer tokens than it may take.
@@ -121,7 +121,7 @@ class NextTokenLoss:
         logits, ids = output[0] if isinstance(output, tuple) and output else output, token_ids(batch)
         if not isinstance(logits, Tensor) or ids is None or logits.dim() != 3:
             return None
-        fits = logits.shape[:2] == ids.shape and logits.shape[2] == self._size and logits.is_floating_point()
+        fits = logits.shape[:2] == ids.shape and logits.shape[2] == self.vocabulary and logits.is_floating_point()
         return logits if fits else None
 
 
@@ -155,7 +155,7 @@ def inspect(
             tokens, as in a decoder behind a padded encoder, enter all.
         name: Name of the model in the report.
         source: The batches in a few words.
-        decode: Token id -> text, for the token walk.
+        decode: Token id -> text, for the token walk. With it the tokens count as a text, whose loss is judged.
         site: Path of the norm that the token walk goes through, or a pattern whose first match it is; a norm of the
             middle block by default.
         intent: What the model is meant to be, and is held to; or the file that says so. If there is no such file, it
@@ -300,6 +300,8 @@ def _inspected(
             "tokens": tokens,
             "padding": padding,
             "loss": loss.value if counts == "token" else math.nan,
+            # Tokens that cannot be decoded may be drawn at random, and no model predicts those.
+            "uniform_loss": math.nan if decode is None or math.isnan(loss.value) else math.log(loss.vocabulary),
             "distinct": len(seen) or None,
             "unit": noun,
         },

@@ -388,6 +388,9 @@ class ModelFacts:
     """Tokens left out as padding."""
     loss: float = math.nan
     """Mean cross-entropy of the next token in nats, of a causal language model; NaN of any other."""
+    uniform_loss: float = math.nan
+    """The loss of a uniform guess, log(vocabulary), in nats; NaN where the model has no such loss, and where nothing
+    says that the tokens are a text."""
     distinct: int | None = None
     """Distinct token ids among those that entered statistics; None where the batches hold none, or images or sound
     beside them."""

@@ -86,6 +86,7 @@ _NOUNS: dict[Subject, str] = {
     "adaptive norms": "adaptive norm",
     "blocks": "repeated block",
     "attentions": "attention call",
+    "loss": "loss of a text",
     "run": "training run",
 }
 

@@ -1,4 +1,4 @@
-"""Group F: dynamics. Attention logits explode, or the residual stream grows from block to block."""
+"""Group F: dynamics. Attention logits explode, the residual stream grows, or the whole predicts worse than a guess."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _FREE_BRANCH, _FREE_GROWTH, _NORMED_GROWTH = 0.5, 0.1, 0.6
 # In the four trained models tried, the block that adds most adds at most 3.1 times as much as the next.
 _HUGE = 50.0
 _MASSIVE, _LONG, _TAKEN_AWAY = 1e3, 10.0, 0.25
+# Nats above a uniform guess. Untrained models with small logits are some hundredths above it.
+_WORSE = 1.0
 
 
 @Rule(
@@ -299,5 +301,42 @@ def _largest(block: Block) -> str:
     return f"{block.peak.value:.4g} in feature {block.peak.feature} of {token} at position {block.peak.position}"
 
 
-RULES = (large_logits, growing_stream, massive_activations)
+@Rule(
+    id="F28",
+    title="The model predicts the text worse than a uniform guess",
+    severity="error",
+    threshold=f"the loss of a trained model is more than {_WORSE:g} nat above log(vocabulary)",
+    source="definition of the cross-entropy: a uniform guess has log(vocabulary), whatever the text",
+    why=(
+        "A model that works on this kind of text is far below this loss. Something is wrong with the model, with its "
+        "weights or with the text. Norms can be right all the same."
+    ),
+    remedy=(
+        "see whether loading left weights out, and whether biases or a whole kind of matrix are zeros: "
+        "normkit compare MODEL REFERENCE names them",
+        "check that the tokenizer is the model's own, and that the text is of the kind that it was trained on",
+        "read the other findings: a wrong norm can do this alone",
+    ),
+    confirm="the loss of the model that this one was made from, on the same text",
+    looks_at=("loss",),
+    is_of_text=True,
+)
+def lost_language(facts: Facts) -> Outcome:
+    """A trained model whose loss on a text is above that of equal probabilities."""
+    loss, guess = facts.model.loss, facts.model.uniform_loss
+    if not (facts.has_trained_matrices or facts.is_trained):
+        return NotChecked("the model is not trained") if facts.has("loss") else None
+    # Not so either where the loss is NaN.
+    if not loss - guess > _WORSE:
+        return None
+    chance = f"a uniform guess over {math.exp(guess):,.0f} tokens gives it {math.exp(-guess):.1e}"
+    return Hit(
+        severity="error",
+        sites=(),
+        measured=f"a loss of {loss:.3f} nats per token, where a uniform guess has {guess:.3f}",
+        evidence=(f"the right token has a probability of {math.exp(-loss):.1e} (geometric mean); {chance}",),
+    )
+
+
+RULES = (large_logits, growing_stream, massive_activations, lost_language)
 """The rules of this file."""

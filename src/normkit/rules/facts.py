@@ -22,9 +22,9 @@ from normkit.measurement.row_leakage import Leak
 from normkit.measurement.training import Training
 from normkit.spec import NormSpec
 
-Subject = Literal["norms", "other norms", "batch norms", "adaptive norms", "blocks", "attentions", "run"]
-"""The subjects of rules: norms that a spec describes, other norms and two kinds of these, blocks, attention calls, a
-run."""
+Subject = Literal["norms", "other norms", "batch norms", "adaptive norms", "blocks", "attentions", "loss", "run"]
+"""The subjects of rules: norms that a spec describes, other norms and two kinds of these, blocks, attention calls, the
+loss of a text, a run."""
 
 # A window of a text has dozens; a repeated token, a few and the special tokens around it.
 _FEW_TOKENS = 8
@@ -112,6 +112,8 @@ class Facts:
                 return bool(self.blocks)
             case "attentions":
                 return bool(self.attentions)
+            case "loss":
+                return not math.isnan(self.model.uniform_loss)
             case "run":
                 return self.training is not None
 
