@@ -211,6 +211,8 @@ def test_shapes_that_cannot_be_used(shape):
 
 
 def test_a_norm_of_another_size_is_refused():
+    with pytest.raises(ShapeError, match=r"got a tensor; give tuple\(x\.shape\), \(2, 8\)"):
+        identify(nn.LayerNorm(8), torch.ones(2, 8))
     with pytest.raises(ShapeError, match=r"refuses an input of shape \(2, 17\)"):
         identify(nn.LayerNorm(16), 17)
 

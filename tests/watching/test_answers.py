@@ -107,6 +107,18 @@ def test_the_numbers_of_a_healthy_run():
     assert detail(run, START).startswith("The first loss is 3.47, 1 times log(32) = 3.47.")
 
 
+def test_a_loss_that_is_a_sum_says_nothing_of_the_start():
+    """A first loss of 878 was "no": the initialisation is not off, and in the same line 158 times log(256)."""
+    run = healthy()
+    summed = [
+        replace(each, values=(1e4, *each.values[1:])) if each.quantity == "loss" and not each.path else each
+        for each in run.series
+    ]
+    told_of = told(replace(run, series=tuple(summed)))
+    assert verdicts(told_of)[START] == "unknown"
+    assert detail(told_of, START) == "The first loss is 1e+04: it is a sum over tokens and no mean, and is not judged."
+
+
 def test_encoder_and_decoder_have_a_stream_each():
     places = [f"{part}.layers.{place}" for part in ("encoder", "decoder") for place in (0, 1)]
     streams = [series("stream rms", [rms], path) for path, rms in zip(places, (1.0, 2.0, 0.5, 0.7), strict=True)]
@@ -229,6 +241,14 @@ def test_a_first_step_alone_asks_for_a_warm_up():
     ratios = series("update ratio", [0.45, 0.01], "w", every=5)
     run = told(training(calm("loss"), ratios, parameters=(parameter("w"),)), found("F11"))
     assert run.first_change == ("warm the learning rate up: step 0 alone was 10 times past the limit",)
+
+
+def test_a_step_past_the_limit_is_told_with_why_it_does_no_harm():
+    """It said "no", and "223 % of the limit"."""
+    large = series("update ratio", [0.1, *[1e-2] * 11], "w", every=5)
+    run = training(*(each for each in healthy().series if each.quantity != "update ratio"), large)
+    answer = detail(told(replace(run, parameters=(parameter("w"),))), RATE)
+    assert answer.endswith("222 % of the limit, and fewer than 4 such steps do no harm.")
 
 
 def test_large_logits_are_told_beside_the_rate():

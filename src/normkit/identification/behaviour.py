@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference
+from normkit.arguments import example_sizes
 from normkit.errors import NormkitError, ShapeError
 from normkit.identification import (
     calling,
@@ -381,9 +382,7 @@ def _kept(part: Tensor | None) -> Tensor | None:
 
 def _checked(shape: int | Sequence[int]) -> tuple[int, ...]:
     """The shape as a tuple."""
-    sizes = (2, shape) if isinstance(shape, int) else tuple(shape)
-    if len(sizes) < 2 or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-        raise ShapeError(f"shape must be a number of features or at least a batch and a row, got {shape!r}")
+    sizes = example_sizes(shape, (2,))
     if math.prod(sizes[1:]) == 1:
         raise ShapeError(f"one feature shows nothing: after the batch, shape needs more, got {sizes}")
     return sizes

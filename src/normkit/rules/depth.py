@@ -34,7 +34,8 @@ _FEWEST_BLOCKS = 3
 _OPEN = 4
 # Healthy starts of the demo models: 0.98 to 1.05.
 _POOR_START, _BAD_START = 1.25, 2.0
-_NOT_A_MEAN = 50.0
+NOT_A_MEAN = 50.0
+"""A first loss of over so many times log(vocabulary) is a sum over tokens, which is not judged."""
 _UNTRAINED = 0.8
 _STEEP_START, _LARGE_LOGITS = 10.0, 100.0
 
@@ -254,7 +255,7 @@ def poor_start(facts: Facts, training: Training) -> Outcome:
     if training.began_trained:
         return NotChecked("the run began with trained weights")
     uniform = math.log(training.vocabulary)
-    if loss > _NOT_A_MEAN * uniform:
+    if loss > NOT_A_MEAN * uniform:
         return NotChecked(f"a first loss of {loss:.3g} is no mean over tokens")
     if loss < _UNTRAINED * uniform:
         return None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference, units
+from normkit.arguments import example_sizes
 from normkit.conventions.eps import eps_in
 from normkit.errors import InputError, KindError, NormkitError, ShapeError
 from normkit.identification.behaviour import identify
@@ -345,9 +346,7 @@ def _sizes(shape: int | Sequence[int] | None, spec: NormSpec, parameters: dict[s
             raise ShapeError("no parameter tells the shape of an input; give shape=, such as (2, 3, 64)")
         widest = max(known, key=len)
         shape = (2, *widest, 4, 3) if spec.rows.channel_axis == 1 else (2, 3, *widest)
-    sizes = (2, 3, shape) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Sequence) else ()
-    if len(sizes) < 2 or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-        raise ShapeError(f"shape must be a number of features or at least a batch and a row, got {shape!r}")
+    sizes = example_sizes(shape, (2, 3))
     sizes = (max(sizes[0], 4), *sizes[1:])
     try:
         reference.to_rows(torch.empty(sizes, device="cpu"), spec)

@@ -9,10 +9,10 @@ from statistics import median
 
 from normkit.identification.sites import OtherNorm
 from normkit.measurement.facts import Attention, Block, Site
-from normkit.measurement.history import FEWEST, WINDOW, jumps, too_large, update_sizes
+from normkit.measurement.history import FEWEST, MANY_STEPS, WINDOW, jumps, too_large, update_sizes
 from normkit.measurement.training import CUT, Answer, Origin, Series, Training, Verdict
 from normkit.rules.data import described
-from normkit.rules.depth import start_of
+from normkit.rules.depth import NOT_A_MEAN, start_of
 from normkit.rules.facts import stacks
 from normkit.rules.finding import Finding
 from normkit.text import counted, percent, shortened
@@ -160,7 +160,9 @@ def _rate(attentions: Sequence[Attention], began: Origin | None, training: Train
     logits = f" Attention logits may reach {largest:.3g}." if largest > EXPLODED_LOGITS else ""
     steps = counted(len(seen), "measured step")
     if not large:
-        return "no", f"The largest of {steps} changed {worst}: {percent(worst.excess)} of the limit.{logits}", ()
+        allowed = f", and fewer than {MANY_STEPS} such steps do no harm" if worst.excess > 1 else ""
+        limit = f"{percent(worst.excess)} of the limit{allowed}"
+        return "no", f"The largest of {steps} changed {worst}: {limit}.{logits}", ()
     passed = f"{worst.excess:.2g} times the limit, which {len(large)} of {steps} passed"
     places = tuple(dict.fromkeys(update.place for update in sorted(large, key=lambda update: -update.excess)))
     return "yes", f"Step {worst.step} changed {worst}: {passed}.{logits}", places
@@ -234,6 +236,8 @@ def _start(findings: Sequence[Finding], blocks: Sequence[Block], training: Train
     if not training.vocabulary:
         return "unknown", "The number of entries of the output is not known, so its loss cannot be judged.", ()
     uniform = math.log(training.vocabulary)
+    if loss > NOT_A_MEAN * uniform:
+        return "unknown", f"The first loss is {loss:.3g}: it is a sum over tokens and no mean, and is not judged.", ()
     detail = f"The first loss is {loss:.3g}, {loss / uniform:.3g} times log({training.vocabulary}) = {uniform:.3g}."
     streams = {each.path: each.values[0] for each in training.of("stream rms") if each.steps[:1] == (0,)}
     for depth in stacks(streams) if len(blocks) > 1 else ():
