@@ -78,7 +78,8 @@ def outputs(
     gain, shift = (
         part if part is None or part.dim() == 0 else spec.rows.split(part.expand(x.shape)) for part in (gain, shift)
     )
-    for words, step, has_gain in _steps(x, rows, spec, None if early not in (None, work) else gain):
+    steps = () if only == _FUSED else _steps(x, rows, spec, None if early not in (None, work) else gain)
+    for words, step, has_gain in steps:
         if not words.startswith(only):
             continue
         y = step()
