@@ -131,7 +131,7 @@ def _responses(
     lengths = reference.statistics(reference.to_rows(exact, plain), plain, 0.0).scale
     gain = (odd[-samples:] * normalized[-samples:]).sum(0) / normalized[-samples:].square().sum(0)
     expected = reference.to_rows(gain * normalized, plain)
-    products = reference.to_rows(odd, plain).unflatten(0, (-1, len(exact))) * expected
+    products = reference.to_rows(odd, plain).reshape(-1, *expected.shape) * expected
     projections = products.sum(-1) / expected.square().sum(-1)
     k, r = lengths.reshape(len(exact) // samples, -1), projections.reshape(len(scales), -1)
     k = k if precision.least else k * (scales / precision.far)[:, None]
