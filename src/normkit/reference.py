@@ -114,15 +114,8 @@ def forward(
     Returns:
         Tensor of x's shape, in the spec's output dtype.
     """
-    wide = spec.casts.arithmetic(x)
     dtype = input_dtype or x.dtype
-    gain = None if weight is None else spec.rows.aligned(weight, x)
-    shift = None if bias is None else spec.rows.aligned(bias, x)
-    if gain is not None and spec.gain.is_before:
-        # Such code rounds the scaled row to the input's dtype before it normalizes.
-        x = (x.to(wide) * spec.gain.effective(gain, wide).to(wide)).to(x.dtype)
-        gain = None
-    return _round_and_scale(_normalize(x, spec, wide, dtype), dtype, spec, gain, shift)
+    return finished(normalized(x, spec, weight, dtype), dtype, spec, weight, bias)
 
 
 def add_forward(
@@ -145,23 +138,30 @@ def added(x: Tensor, residual: Tensor) -> Tensor:
     return (x.to(wide) + residual.to(wide)).to(residual.dtype)
 
 
-def _normalize(x: Tensor, spec: NormSpec, wide: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """f * (x - m) / s, in the wide dtype."""
+def normalized(x: Tensor, spec: NormSpec, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The first part of `forward`: f * (x - m) / s, in the dtype of its arithmetic. Neither cast nor output count."""
+    wide = spec.casts.arithmetic(x)
+    if weight is not None and spec.gain.is_before:
+        # Such code rounds the scaled row to the input's dtype before it normalizes.
+        gain = spec.gain.effective(spec.rows.aligned(weight, x), wide)
+        x = (x.to(wide) * gain.to(wide)).to(x.dtype)
     # Contiguous, so that sums are taken in the same order whatever the strides of x.
     rows = spec.rows.split(x.to(wide).contiguous())
     numerator, deviation = spec.centring.split(rows)
     scale = _scale(rows, deviation, spec, machine_eps(x, spec))
     if spec.round_rstd and dtype in HALF:
-        normalized = (numerator.to(dtype) * scale.reciprocal().to(dtype)).to(wide)
+        rows = (numerator.to(dtype) * scale.reciprocal().to(dtype)).to(wide)
     else:
-        normalized = numerator / scale
-    return spec.rows.joined(spec.divisor.multiplied(normalized), x)
+        rows = numerator / scale
+    return spec.rows.joined(spec.divisor.multiplied(rows), x)
 
 
-def _round_and_scale(
+def finished(
     normalized: Tensor, dtype: torch.dtype, spec: NormSpec, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """The affine part and the spec's casts."""
+    """The second part of `forward`, for an input of this dtype: gain and bias, and the spec's casts."""
+    weight = None if weight is None or spec.gain.is_before else spec.rows.aligned(weight, normalized)
+    bias = None if bias is None else spec.rows.aligned(bias, normalized)
     casts = spec.casts
     early = casts.early(dtype, weight)
     y = normalized if early is None else normalized.to(early)

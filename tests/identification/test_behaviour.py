@@ -239,3 +239,16 @@ def test_a_like_module_is_verified_with_a_few_calls():
     no_eps = examine(nk.Norm(specs.TORCH_LAYER_NORM.replace(eps=0.0), 16), 16)
     assert not agrees(nn.LayerNorm(16, eps=1e-12), no_eps)
     assert not agrees(nn.GELU(), examine(nn.GELU(), 16))
+
+
+def test_a_norm_is_called_no_more_often_than_it_takes():
+    class Counted(nn.LayerNorm):
+        calls = 0
+
+        def forward(self, x):
+            Counted.calls += 1
+            return super().forward(x)
+
+    assert identify(Counted(64), 64).spec == nk.specs.TORCH_LAYER_NORM
+    # One call for each experiment whose rows may go side by side; 40 where each mean and each constant has its own.
+    assert Counted.calls <= 33

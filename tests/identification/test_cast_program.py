@@ -276,3 +276,12 @@ def test_the_rate_of_another_instance():
         specimen.draw(generator)
         assert cast_program.rate_of(specimen, specs.LLAMA, WEIGHT, (2, 64), generator) == 1.0
         assert cast_program.rate_of(specimen, specs.OLMO2, WEIGHT, (2, 64), generator) < 0.9
+
+
+@pytest.mark.parametrize(("norm", "spec", "affine"), [(nn.LayerNorm(64), specs.TORCH_LAYER_NORM, BOTH)])
+def test_rows_are_normalized_once_for_programs_that_round_them_alike(norm, spec, affine, monkeypatch):
+    made = []
+    monkeypatch.setattr(reference, "normalized", lambda *given, run=reference.normalized: made.append(1) or run(*given))
+    assert seen(recovered(norm, spec, affine))
+    # Four ways to round 1/s and the statistics, two runs for each of two dtypes; 66 without what they share.
+    assert 0 < len(made) <= 20

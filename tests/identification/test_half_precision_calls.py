@@ -111,7 +111,8 @@ def drawn(dtype, *shape, seed=0):
 
 def shares(x, y, spec, weight=None, bias=None):
     """Share of the outputs that each order gives bit for bit."""
-    return {order: float((each == y).double().mean()) for order, each in outputs(x, spec, weight, bias)}
+    computed = {DEFINITION: reference.forward(x, spec, weight, bias), **dict(outputs(x, spec, weight, bias))}
+    return {order: float((each == y).double().mean()) for order, each in computed.items()}
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -125,8 +126,7 @@ def test_every_order_computes_the_spec(name, parameters, dtype):
     weight = drawn(wanted, 64, seed=1) if spec.has_weight else None
     bias = drawn(wanted, 64, seed=2) if spec.has_bias else None
     exact = reference.forward(x.double(), spec.replace(cast="late", statistics_dtype="float32"), weight, bias)
-    orders = list(outputs(x, spec, weight, bias))
-    assert orders[0][0] == DEFINITION
+    orders = [(DEFINITION, reference.forward(x, spec, weight, bias)), *outputs(x, spec, weight, bias)]
     assert len({order for order, _ in orders}) == len(orders) >= 3
     # Up to six roundings, at sizes of up to the largest output.
     tolerance = 6 * torch.finfo(dtype).eps

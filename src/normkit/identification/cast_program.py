@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -43,19 +43,31 @@ class Program:
     is_matched: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Candidate:
-    """A program, and how well it explains the runs in each 16-bit dtype."""
+    """A program, and how well it explains the runs in each 16-bit dtype; they are compared when that is asked."""
 
     spec: NormSpec
-    rates: dict[torch.dtype, Rate]
+    compared: Mapping[torch.dtype, Sequence[Run]]
+    has_own_eps: bool
+    _rates: dict[torch.dtype, Rate] = field(default_factory=dict)
+
+    def rate(self, dtype: torch.dtype) -> Rate:
+        if dtype not in self._rates:
+            spec = self.spec.replace(eps=torch.finfo(dtype).eps) if self.has_own_eps else self.spec
+            self._rates[dtype] = half_precision_calls.rate(self.compared[dtype], spec)
+        return self._rates[dtype]
+
+    @property
+    def rates(self) -> dict[torch.dtype, Rate]:
+        return {dtype: self.rate(dtype) for dtype in self.compared}
 
     @property
     def worst(self) -> float:
         return min(rate.share for rate in self.rates.values())
 
     def is_as_good_as(self, shares: dict[torch.dtype, float]) -> bool:
-        return all(self.rates[dtype].share >= share - FLIPS for dtype, share in shares.items())
+        return all(self.rate(dtype).share >= share - FLIPS for dtype, share in shares.items())
 
     def figures(self) -> str:
         # With as many digits as tell them from 100 %.
@@ -83,10 +95,10 @@ def recover(
     first_dtype = [run for run in runs if first in (run.x.dtype, run.parameter_dtype)]
     output, reading = _output_dtype(first_dtype, first, specimen)
     programs = [each for each in programs_of(spec, output) if not overflows or each.statistics_dtype == "input"]
-    candidates = _rated(programs, compared)
+    candidates = _candidates(programs, compared)
     eps: dict[str, Reading] = {}
     if _best(candidates).worst < MATCHED and spec.eps in (None, _MACHINE_EPS):
-        of_its_own = _rated(programs, compared, own_eps=True)
+        of_its_own = _candidates(programs, compared, own_eps=True)
         if _best(of_its_own).worst >= MATCHED:
             reason = "eps is the machine epsilon of the input's own dtype, which no spec describes: "
             reason += " and ".join(f"{torch.finfo(dtype).eps:g} in {dtype_name(dtype)}" for dtype in compared)
@@ -126,23 +138,20 @@ def rate_of(
     return 1.0
 
 
-def _rated(
+def _candidates(
     programs: Sequence[NormSpec], compared: Mapping[torch.dtype, Sequence[Run]], own_eps: bool = False
 ) -> list[_Candidate]:
-    """How well each program explains the runs; `own_eps` gives it the machine epsilon of the run's own dtype."""
-    candidates = []
-    for spec in programs:
-        rates = {}
-        for dtype, runs in compared.items():
-            rates[dtype] = half_precision_calls.rate(
-                runs, spec.replace(eps=torch.finfo(dtype).eps) if own_eps else spec
-            )
-        candidates.append(_Candidate(spec=spec, rates=rates))
-    return candidates
+    """The programs as candidates; `own_eps` gives each the machine epsilon of the run's own dtype."""
+    return [_Candidate(spec=spec, compared=compared, has_own_eps=own_eps) for spec in programs]
 
 
 def _best(candidates: Sequence[_Candidate]) -> _Candidate:
-    return max(candidates, key=lambda candidate: candidate.worst)
+    """The first whose worst rate is the best; of the others, no more rates are computed than show that they are not."""
+    best, *others = candidates
+    for each in others:
+        if all(each.rate(dtype).share > best.worst for dtype in each.compared):
+            best = each
+    return best
 
 
 def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int) -> dict[str, Reading]:
@@ -154,7 +163,7 @@ def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int)
     if orders:
         seen += f", computed as {' or '.join(orders)}"
     if others:
-        runner_up = max(others, key=lambda candidate: candidate.worst)
+        runner_up = _best(others)
         seen += f"; next best program ({in_words(runner_up.spec)}): {runner_up.figures()}"
     evidence = [seen]
     if len(found.rates) < len(HALF):
@@ -162,8 +171,8 @@ def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int)
         evidence.append(f"the norm runs in {dtype_name(only)}, not in the other 16-bit dtype")
     if found.worst < MATCHED:
         reason = f"no program gives its bits; the nearest ({in_words(found.spec)}) gives {found.figures()}"
-        own = {dtype: max(candidates, key=lambda candidate: candidate.rates[dtype].share) for dtype in found.rates}
-        if all(candidate.rates[dtype].share >= MATCHED for dtype, candidate in own.items()):
+        own = {dtype: max(candidates, key=lambda candidate: candidate.rate(dtype).share) for dtype in found.rates}
+        if all(candidate.rate(dtype).share >= MATCHED for dtype, candidate in own.items()):
             words = "; ".join(f"in {dtype_name(dtype)} {in_words(candidate.spec)}" for dtype, candidate in own.items())
             reason = f"its program depends on the input's dtype: {words}"
         return open_readings(found.spec, reason, *evidence)

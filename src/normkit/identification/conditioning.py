@@ -69,19 +69,22 @@ def rescaled_eps(specimen: Specimen, spec: NormSpec, shape: Sequence[int], gener
 
 def _conditioning(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator: torch.Generator) -> Reading:
     """How much the output changes with a row's mean, which should change none; beside float32 in two passes and one."""
-    errors: dict[str, list[float]] = {"its own": [], "two passes": [], "one pass": []}
-    for mean in _MEANS:
-        x = torch.randn(tuple(shape), generator=generator) + mean
-        rows, exact = reference.to_rows(x, spec), reference.to_rows(x.double(), spec)
-        expected = _normalized(exact, one_pass=False)
-        pairs = {
-            "its own": (specimen(x.to(specimen.device)), specimen((x - mean).to(specimen.device))),
-            "two passes": (_normalized(rows, one_pass=False), expected),
-            "one pass": (_normalized(rows, one_pass=True), expected),
-        }
-        for name, (got, wanted) in pairs.items():
-            error = (got.double() - wanted).square().mean().sqrt() / wanted.double().square().mean().sqrt()
-            errors[name].append(float(error.nan_to_num(1.0, 1.0).clamp_max(1.0)))
+    means = torch.tensor(_MEANS).reshape(-1, *(1,) * len(shape))
+    drawn = torch.stack([torch.randn(tuple(shape), generator=generator) for _ in _MEANS]) + means
+    x, centred = drawn.flatten(0, 1), (drawn - means).flatten(0, 1)
+    rows = reference.to_rows(x, spec)
+    expected = _normalized(reference.to_rows(x.double(), spec), one_pass=False)
+    pairs = {
+        "its own": (specimen(x.to(specimen.device)), specimen(centred.to(specimen.device))),
+        "two passes": (_normalized(rows, one_pass=False), expected),
+        "one pass": (_normalized(rows, one_pass=True), expected),
+    }
+    errors: dict[str, list[float]] = {}
+    for name, (got, wanted) in pairs.items():
+        off, length = (
+            each.double().reshape(len(_MEANS), -1).square().mean(1).sqrt() for each in (got.double() - wanted, wanted)
+        )
+        errors[name] = (off / length).nan_to_num(1.0, 1.0).clamp_max(1.0).tolist()
     worse = [own > _WORSE * two and own > one / _WORSE for own, two, one in zip(*errors.values(), strict=True)]
     at = 1 if worse[1] or not any(worse) else worse.index(True)
     seen = ", ".join(f"{error:.0e} at {mean:g}" for error, mean in zip(errors["its own"], _MEANS, strict=True))
@@ -104,10 +107,10 @@ def _normalized(rows: Tensor, *, one_pass: bool) -> Tensor:
 def _degenerate_rows(specimen: Specimen, shape: Sequence[int]) -> Reading:
     """Whether rows of zeros, and of one number, give finite outputs; zeros also in float16, where eps may be lost."""
     zeros = torch.zeros(tuple(shape), device=specimen.device)
-    constants = [torch.full_like(zeros, constant) for constant in _CONSTANTS]
+    constants = torch.cat([torch.full_like(zeros, constant) for constant in _CONSTANTS])
     value = {
         "zeros": _kind(specimen(zeros)),
-        "constant": max((_kind(specimen(x)) for x in constants), key=("finite", "infinite", "NaN").index),
+        "constant": _kind(specimen(constants)),
     }
     half = specimen.call_in(torch.float16, zeros.half())
     if half is not None:

@@ -125,14 +125,16 @@ def _responses(
     x = (scales.reshape(-1, *(1,) * sample.dim()) * sample).flatten(0, 1).to(specimen.dtype)
     sent = x.to(specimen.device)
     odd = (specimen(sent).double() - specimen(-sent).double()).div_(2).cpu()
-    exact = x.double()
+    # Where the dtype has small numbers enough, all rows are multiples of the far ones, in each digit.
+    exact = (x if precision.least else x[-samples:]).double()
     normalized = reference.forward(exact, plain)
     lengths = reference.statistics(reference.to_rows(exact, plain), plain, 0.0).scale
-    far = slice(len(x) - samples, None)
-    gain = (odd[far] * normalized[far]).sum(0) / normalized[far].square().sum(0)
+    gain = (odd[-samples:] * normalized[-samples:]).sum(0) / normalized[-samples:].square().sum(0)
     expected = reference.to_rows(gain * normalized, plain)
-    projections = (reference.to_rows(odd, plain) * expected).sum(-1) / expected.square().sum(-1)
-    k, r = lengths.reshape(len(scales), -1), projections.reshape(len(scales), -1)
+    products = reference.to_rows(odd, plain).reshape(-1, *expected.shape) * expected
+    projections = products.sum(-1) / expected.square().sum(-1)
+    k, r = lengths.reshape(len(exact) // samples, -1), projections.reshape(len(scales), -1)
+    k = k if precision.least else k * (scales / precision.far)[:, None]
     return k[:-1], (r / r[-1:].mean())[:-1]
 
 

@@ -129,11 +129,11 @@ def fit(parity: Parity, rows: Rows) -> Fit:
     For each of the four centrings the gain of a feature is the least-squares ratio of the odd part
     to the normalized input over the samples; the rows' means differ, so a wrong centring cannot fit.
     """
-    fits = []
+    fits, length = [], _rms(parity.odd)
     for spec in _centrings(rows):
         normalized = reference.forward(parity.x, spec)
         gain = (parity.odd * normalized).sum(0) / normalized.square().sum(0)
-        residual = _rms(parity.odd - gain * normalized) / _rms(parity.odd)
+        residual = _rms(parity.odd - gain * normalized) / length
         fits.append(Fit(spec=spec, gain=gain, residual=residual, fits=parity.fits))
     return min(fits, key=lambda candidate: candidate.residual)
 

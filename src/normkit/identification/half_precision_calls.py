@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from normkit.identification.gain_and_bias import Affine
 from normkit.identification.specimen import Specimen
 from normkit.spec import NormSpec
 
+_FUSED = "by torch's kernel, gain and bias in it"
 DEFINITION = "in float64, rounded where the program rounds"
 ROUNDED_SCALE = "x / s with s rounded"
 """An order that no spec describes: `round_rstd` rounds 1/s."""
@@ -44,13 +46,21 @@ class Scale(NamedTuple):
     factor: Tensor
 
 
-def outputs(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> Iterator[tuple[str, Tensor]]:
-    """The outputs of the spec's program for a 16-bit x, each with a name: by its definition, then in each usual order.
+def outputs(
+    x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None, only: str = ""
+) -> Iterator[tuple[str, Tensor]]:
+    """The outputs of the spec's program for a 16-bit x in each usual order, each with the name of that order.
 
     The order decides the last bit of a float32, and with it one 16-bit rounding in some thousands; it decides many
     more where every step is kept in 16 bits.
+
+    Args:
+        x: Input.
+        spec: The program.
+        weight: Its gain.
+        bias: Its bias.
+        only: How the names begin of orders that are wanted.
     """
-    yield DEFINITION, reference.forward(x, spec, weight, bias)
     to = spec.casts.output_dtype(x.dtype, weight, bias)
     work = x.dtype if spec.statistics_dtype == "input" else torch.float32
     gain, shift = (None if part is None else spec.rows.aligned(part, x) for part in (weight, bias))
@@ -68,39 +78,49 @@ def outputs(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | Non
     gain, shift = (
         part if part is None or part.dim() == 0 else spec.rows.split(part.expand(x.shape)) for part in (gain, shift)
     )
-    for words, normalized, has_gain in _normalized(x, rows, spec, None if early not in (None, work) else gain):
-        y = normalized if early is None or has_gain else normalized.to(early)
+    steps = () if only == _FUSED else _steps(x, rows, spec, None if early not in (None, work) else gain)
+    for words, step, has_gain in steps:
+        if not words.startswith(only):
+            continue
+        y = step()
+        y = spec.divisor.multiplied(y.to(torch.promote_types(y.dtype, work)))
+        y = y if early is None or has_gain else y.to(early)
         if gain is not None and not has_gain:
             y = gain * y
         y = y if shift is None else y + shift
         yield words, spec.rows.joined(y, x).to(to)
-    if early is None and not spec.gain.is_before and (fused := _fused(x, spec, weight, bias)) is not None:
-        yield "by torch's kernel, gain and bias in it", fused.to(to)
+    if early is None and not spec.gain.is_before and _FUSED.startswith(only):
+        fused = _fused(x, spec, weight, bias)
+        if fused is not None:
+            yield _FUSED, fused.to(to)
 
 
-def _normalized(x: Tensor, rows: Tensor, spec: NormSpec, gain: Tensor | None) -> Iterator[tuple[str, Tensor, bool]]:
-    """The normalized rows in each order; with a gain that may go first, also times the gain (then True)."""
-    dtype, wide, finished = x.dtype, rows.dtype == torch.float32, spec.divisor.multiplied
+def _steps(
+    x: Tensor, rows: Tensor, spec: NormSpec, gain: Tensor | None
+) -> Iterator[tuple[str, Callable[[], Tensor], bool]]:
+    """The last step to the normalized rows in each order; with a gain that may go first, also times the gain (True)."""
+    dtype, wide = x.dtype, rows.dtype == torch.float32
     centred = spec.centring.projected(rows)
+    gained = None if gain is None else gain * centred
     for words, divisor, factor in _scales(rows, spec, reference.machine_eps(x, spec)):
         if spec.round_rstd and wide:
-            yield f"x * (1 / s), {words}", finished((centred.to(dtype) * factor.to(dtype)).float()), False
-            yield f"{ROUNDED_SCALE}, {words}", finished((centred.to(dtype) / divisor.to(dtype)).float()), False
+            narrow = centred.to(dtype)
+            yield f"x * (1 / s), {words}", partial(torch.mul, narrow, factor.to(dtype)), False
+            yield f"{ROUNDED_SCALE}, {words}", partial(torch.div, narrow, divisor.to(dtype)), False
             continue
         if not spec.round_rstd:
-            yield f"x / s, {words}", finished(centred / divisor), False
-            if gain is not None:
-                yield f"(gain * x) / s, {words}", finished(gain * centred / divisor), True
+            yield f"x / s, {words}", partial(torch.div, centred, divisor), False
+            if gained is not None:
+                yield f"(gain * x) / s, {words}", partial(torch.div, gained, divisor), True
         # In 16 bits the factor is a rounded rstd.
         if spec.round_rstd or wide:
-            yield f"x * (1 / s), {words}", finished(centred * factor), False
-            if gain is not None:
-                yield f"(gain * x) * (1 / s), {words}", finished(gain * centred * factor), True
-                yield f"x * (gain / s), {words}", finished(centred * (gain * factor)), True
+            yield f"x * (1 / s), {words}", partial(torch.mul, centred, factor), False
+            if gain is not None and gained is not None:
+                yield f"(gain * x) * (1 / s), {words}", partial(torch.mul, gained, factor), True
+                yield f"x * (gain / s), {words}", partial(torch.mul, centred, gain * factor), True
     if wide and not spec.round_rstd and _has_kernel(spec):
-        sizes, eps = rows.shape[-1:], reference.machine_eps(x, spec)
-        kernel = F.layer_norm(rows, sizes, eps=eps) if spec.centring.numerator else F.rms_norm(rows, sizes, eps=eps)
-        yield "by torch's kernel", kernel, False
+        kernel = partial(F.layer_norm if spec.centring.numerator else F.rms_norm, rows, rows.shape[-1:])
+        yield "by torch's kernel", partial(kernel, eps=reference.machine_eps(x, spec)), False
 
 
 def _scales(rows: Tensor, spec: NormSpec, eps: float) -> Iterator[Scale]:
@@ -173,6 +193,20 @@ class Run:
     def parameter_dtype(self) -> torch.dtype | None:
         """The dtype of weight and bias; None where there is neither."""
         return next((part.dtype for part in (self.weight, self.bias) if part is not None), None)
+
+    @functools.cached_property
+    def _normalized(self) -> Callable[[NormSpec], Tensor]:
+        """The normalized rows of a program; with two kept, programs that round them in other ways share them."""
+        x, weight = self.x, self.weight
+        return functools.lru_cache(maxsize=2)(lambda spec: reference.normalized(x, spec, weight, x.dtype))
+
+    def defined(self, spec: NormSpec) -> Tensor:
+        """The outputs of the spec's program by its definition."""
+        offset_dtype = spec.offset_dtype if spec.gain.is_before else "float32"
+        rows = spec.replace(cast="late", output_dtype="input", offset_dtype=offset_dtype)
+        if self.x.dtype not in reference.HALF:
+            rows = rows.replace(statistics_dtype="float32", round_rstd=False)
+        return reference.finished(self._normalized(rows), self.x.dtype, spec, self.weight, self.bias)
 
     @functools.cached_property
     def _has_nan(self) -> bool:
@@ -255,19 +289,20 @@ def make_run(
 
 def rate(runs: Sequence[Run], spec: NormSpec) -> Rate:
     """How well a program explains runs, of as many outputs each."""
-    shares = [run.match(reference.forward(run.x, spec, run.weight, run.bias)) for run in runs]
-    by_definition = Rate(share=sum(shares) / len(runs), order=DEFINITION)
-    if by_definition.share >= _PERFECT or (by_definition.share < _NEAR and spec.statistics_dtype == "float32"):
-        return by_definition
     first, *rest = runs
-    found = {order: first.match(expected) for order, expected in outputs(first.x, spec, first.weight, first.bias)}
+    found = {DEFINITION: first.match(first.defined(spec))}
+    is_narrow = spec.statistics_dtype == "input"
+    if not is_narrow or found[DEFINITION] >= _NEAR:
+        share = sum([found[DEFINITION], *(run.match(run.defined(spec)) for run in rest)]) / len(runs)
+        if share >= _PERFECT or (share < _NEAR and not is_narrow):
+            return Rate(share=share, order=DEFINITION)
+    for order, expected in outputs(first.x, spec, first.weight, first.bias):
+        found[order] = first.match(expected)
     order = max(found, key=lambda each: found[each])
-    if order == DEFINITION:
-        return by_definition
     shares = [found[order]]
     for run in rest:
-        expected = next(y for each, y in outputs(run.x, spec, run.weight, run.bias) if each == order)
-        shares.append(run.match(expected))
+        in_order = outputs(run.x, spec, run.weight, run.bias, order)
+        shares.append(run.match(run.defined(spec) if order == DEFINITION else next(in_order)[1]))
     return Rate(share=sum(shares) / len(runs), order=order)
 
 
@@ -275,11 +310,7 @@ def share_with_rounded_scale(runs: Sequence[Run], spec: NormSpec) -> float:
     """Share of the outputs that the spec's program gives where it divides by s, rounded, and not by 1/s."""
     rounded = spec.replace(round_rstd=True)
     shares = [
-        max(
-            run.match(expected)
-            for order, expected in outputs(run.x, rounded, run.weight, run.bias)
-            if order.startswith(ROUNDED_SCALE)
-        )
+        max(run.match(expected) for _, expected in outputs(run.x, rounded, run.weight, run.bias, ROUNDED_SCALE))
         for run in runs
     ]
     return sum(shares) / len(runs)

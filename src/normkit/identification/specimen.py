@@ -250,7 +250,9 @@ class Specimen:
         x keeps its own dtype. The parameters are rounded; those of this specimen stay.
         """
         try:
-            function = self._function if self.module is None else _bare_copy(self.module).to(dtype)
+            function = self._function
+            if self.module is not None and dtype != self.dtype:
+                function = _bare_copy(self.module).to(dtype)
             return _checked(self._called(function, x.clone()), x)
         except Exception:  # a foreign module may refuse in any way
             return None
