@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -11,25 +12,32 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import Result
 
 from helpers import refused
 from normkit.cli import figures
-from normkit.geometry.figures import jacobian_spectra, two_epsilons
 from normkit.plots import film, gallery
+from normkit.show import theme
+from normkit.show.axes import figure_of, new_axes
+from normkit.show.drawing import Drawing
 
 Run = Callable[..., Result]
 
-NAMES = ("two-epsilons", "jacobian-spectrum")
+TITLES = {"two-epsilons": "One epsilon, two places", "jacobian-spectrum": "What a norm lets through"}
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gallery of two figures that needs no model."""
-    row = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)
+    """A gallery of two figures that needs no model and draws one line each."""
+
+    def drawn(name: str, title: str) -> Drawing:
+        ax = new_axes()
+        ax.plot([0, 1], color=theme.colour("accent"))
+        return Drawing(name=name, figure=figure_of(ax), title=title, caption="A caption.", description="A description.")
+
+    makers = tuple(functools.partial(drawn, *each) for each in TITLES.items())
     monkeypatch.setattr(figures, "_twin", lambda _name, _told: None)
-    monkeypatch.setattr(gallery, "gallery", lambda _twins: (two_epsilons, lambda: jacobian_spectra(row, 0.5)))
+    monkeypatch.setattr(gallery, "gallery", lambda _twins: makers)
 
 
 def written(folder: str | Path) -> dict[str, bytes]:
@@ -51,7 +59,7 @@ def test_one_line_per_figure_where_the_page_lies_and_the_files_as_json(run: Run)
     document = json.loads(done.stdout)
     assert (done.exit_code, done.stderr) == (0, "")
     assert (document["schema_version"], document["folder"], document["index"]) == (1, "here/figures", "index.html")
-    assert [figure["name"] for figure in document["figures"]] == list(NAMES)
+    assert [figure["name"] for figure in document["figures"]] == list(TITLES)
     for figure in document["figures"]:
         assert all((Path("here/figures") / name).exists() for name in figure["files"])
         assert len(figure["files"]) == 2
@@ -75,7 +83,7 @@ def test_formats_and_schemes(run: Run, kind: str, magic: bytes) -> None:
     done = run("figures", "--out", "a", "--format", kind, "--scheme", "both")
     assert (done.exit_code, done.stderr) == (0, "")
     files = written("a/figures")
-    assert set(files) == {"index.html", *(f"{name}{dark}.{kind}" for name in NAMES for dark in ("", "-dark"))}
+    assert set(files) == {"index.html", *(f"{name}{dark}.{kind}" for name in TITLES for dark in ("", "-dark"))}
     assert all(content.startswith(magic) for name, content in files.items() if name != "index.html")
     page = files["index.html"].decode()
     assert all(f'href="{name}"' in page for name in files if name != "index.html")

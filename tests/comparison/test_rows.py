@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -45,7 +47,9 @@ class Reference:
         self.recording: Recording = recorded(self.model, IDS)
         self.own: OwnRounding = own_rounding(self.model, IDS, self.recording)
 
+    @functools.cache  # noqa: B019
     def against(self, fault: str, dtype: torch.dtype | None = None) -> Rows:
+        """The result for a port with a fault, which several tests look at."""
         port = port_of(self.model, fault)
         return compare_rows(recorded(port if dtype is None else port.to(dtype), IDS), self.recording, self.own)
 

@@ -52,6 +52,7 @@ def distinct(model: Any) -> set[str]:
 # Whole families
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("family", "tied"), TIES)
 def test_every_tensor_in_memory_is_declared_and_every_norm_is_found(family, tied):
     model, _ = tiny(family, tied=tied)
@@ -83,6 +84,7 @@ def test_names_on_disk_give_the_same_graph_but_for_those_names(family, tmp_path)
     assert len(found.attentions) == len(wanted.attentions)
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(("family", "flags"), FLAGS)
 def test_flags_that_change_the_tensors_are_followed(family, flags):
     model, _ = tiny(family, **flags)

@@ -29,7 +29,7 @@ from normkit.errors import InputError, ModelError
 from normkit.models.expansion import expand
 from normkit.models.family import Family, declared_family, declared_types
 from normkit.models.graph import Graph
-from tiny_models import RECIPES, tiny
+from tiny_models import RECIPES, configuration, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,7 @@ class Case:
 
 def cases(model_type: str, folder: Path) -> Iterator[Case]:
     """Every recipe of a family, what its flags change, its other classes, and the names that it has on disk."""
-    recipes = [recipe for recipe in RECIPES if tiny(recipe)[0].config.model_type == model_type]
+    recipes = [name for name, recipe in RECIPES.items() if configuration(recipe).model_type == model_type]
     for recipe in recipes:
         yield Case(*tiny(recipe, tied=False if False in RECIPES[recipe].ties else None))
     for recipe, flags in FLAGS:

@@ -221,6 +221,7 @@ def test_a_branch_that_a_gain_of_zero_has_closed():
 # Models of other people.
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["ResNet", "RegNet", pytest.param("MobileNetV2", marks=pytest.mark.exhaustive)])
 def test_families_of_transformers_are_clean(family):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import shutil
@@ -99,10 +100,9 @@ def build_offloaded(
     weakref.finalize(built.model, shutil.rmtree, scratch, ignore_errors=True)
     _cast(built.model, planned.model)
     _settle(built.model)
-    read = {class_: _read_by(class_) for class_ in {type(module) for module in built.model.modules()}}
     for module in built.model.modules():
-        children = module.named_children()
-        if parts := [part for name, part in children if name in read[type(module)] and offload_hooks(part)]:
+        read = frozenset[str]().union(*map(_read_by, type(module).__mro__))
+        if parts := [part for name, part in module.named_children() if name in read and offload_hooks(part)]:
             borrowed = _Borrowed(parts)
             module.register_forward_pre_hook(borrowed.begin)
             module.register_forward_hook(borrowed.end, always_call=True)
@@ -169,19 +169,17 @@ def _settle(model: Any) -> None:
                 del module.forward
 
 
-def _read_by(class_: type) -> set[str]:
-    """The parts whose weights a module of a class reads without a call of the part, as its code says.
+@functools.cache
+def _read_by(class_: type) -> frozenset[str]:
+    """The parts whose weights a class reads without a call of the part, as its own code says: its source is read once.
 
     An example is `out_proj` of torch.nn.MultiheadAttention. accelerate reads the weights of a part when it is called.
     """
-    found: set[str] = set()
-    for each in class_.__mro__:
-        try:
-            code = inspect.getsource(each)
-        except (OSError, TypeError):
-            continue
-        found.update(re.findall(r"\bself\.(\w+)\.(?:weight|bias)\b(?!\.(?:dtype|device|shape|size)\b)", code))
-    return found
+    try:
+        code = inspect.getsource(class_)
+    except (OSError, TypeError):
+        return frozenset()
+    return frozenset(re.findall(r"\bself\.(\w+)\.(?:weight|bias)\b(?!\.(?:dtype|device|shape|size)\b)", code))
 
 
 class _Borrowed:
