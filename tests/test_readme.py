@@ -23,7 +23,6 @@ EXHAUSTIVE = {
     "a-port-gone-wrong",
     "a-run-that-breaks",
     "declare-intent",
-    "fine-tune-with-batch-norm",
     "first-inspection",
     "gate-a-model-in-ci",
     "record-a-run",

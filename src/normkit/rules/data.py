@@ -369,8 +369,10 @@ def _other_data(training: Training) -> Flaw | None:
     for spike, (quantity, what) in itertools.product(spikes if not any(told) else (), kinds):
         values = measured(training, quantity)
         past = [value for step, value in values if step < spike.began][-WINDOW:]
-        other = [(step, value) for step, value in values if step >= spike.began and _is_other(past, value)]
-        if other and other[0][0] <= spike.peak:
+        since = [pair for pair in values if pair[0] >= spike.began]
+        # Most spikes have the usual data, so that the steps after them need not be read.
+        if any(step <= spike.peak and _is_other(past, value) for step, value in since):
+            other = [(step, value) for step, value in since if _is_other(past, value)]
             (step, value), usual = other[0], median(past)
             words = f"the {what} is {value:.3g} in step {step}, usually {usual:.3g}, and the loss rose from "
             words += f"{spike.usual:.3g} to {spike.value:.3g} there"
@@ -381,8 +383,9 @@ def _other_data(training: Training) -> Flaw | None:
 
 def _is_other(past: Sequence[float], value: float) -> bool:
     """Far from its past, either way."""
-    far = abs(robust_z(past, value, in_logarithms=True)) > LIMIT
-    return far and not 1 / _OTHER < value / median(past) < _OTHER
+    if past and 1 / _OTHER < value / median(past) < _OTHER:
+        return False
+    return abs(robust_z(past, value, in_logarithms=True)) > LIMIT
 
 
 RULES = (input_out_of_range, constant_input, repeated_batch, wrong_labels, other_data)
