@@ -234,7 +234,7 @@ def test_experts_that_lie_in_one_tensor_on_disk_are_folded_too(family, tmp_path)
 POST_NORM = "its output is added to the residual, where no gain can leave it and no linear map alone takes it"
 RMS = "model.layers.0.input_layernorm is an RMSNorm, which sees the mean that centring would remove"
 SINKS = "the sinks model.layers.0.self_attn.sinks take part of each row, so that its weights do not sum to one"
-UNTYING = "untying gives the head a table of its own"
+UNTYING = "--untie gives the head a table of its own"
 SCALE = "the key of a T5 that would part them also says whether the decoder's output is scaled"
 BLOOM_NORM = "transformer.word_embeddings_layernorm"
 PLACE = "model.layers.0.self_attn"

@@ -168,7 +168,7 @@ def test_what_cannot_be_migrated_is_one_line(tmp_path: Path):
     with pytest.raises(InputError, match="migrate and exponent change the same gains"):
         plan_of(model, "migrate", "exponent", scales=asked_scales({NORM: 2 * ones}))
     refusal = plan_of(model_of("llama", tied=True), "migrate", scales=asked_scales({"model.norm": 2 * ones})).refusals
-    assert "untying gives the head a table of its own" in refusal[0].reason
+    assert "--untie gives the head a table of its own" in refusal[0].reason
     narrow = model_of("gemma", dtype=torch.bfloat16)
     plan = plan_of(narrow, "migrate", scales=asked_scales({NORM: 2.0**9 * ones}, powers_of_two=True))
     assert "gains stay whole, as BF16 would lose a bit of what remains" in plan.remarks[0]

@@ -210,7 +210,7 @@ def test_a_gain_stays_where_a_class_returns_it_or_a_head_is_tied():
     found = graph("gpt2", tied=True)
     reason = found.against_folding(found.norms[-1])
     assert reason == (
-        "its reader lm_head shares the table transformer.wte.weight; untying gives the head a table of its own"
+        "its reader lm_head shares the table transformer.wte.weight; --untie gives the head a table of its own"
     )
     assert found.against_folding(found.norms[-1], untie=True) is None
     fixed = graph("t5", tied=True)

@@ -228,7 +228,7 @@ class Graph:
         return self.against_untying() if untie else self._sharing(tied)
 
     def _sharing(self, head: Linear) -> str:
-        reason = self.against_untying() or "untying gives the head a table of its own"
+        reason = self.against_untying() or "--untie gives the head a table of its own"
         return f"{head.name} shares the table {head.tied_to}; {reason}"
 
     def against_rms(self, norm: Norm, *, untie: bool = False) -> str | None:

@@ -215,7 +215,7 @@ def test_each_formula_once_under_a_name_of_its_own(healthy):
     )
 
 
-TIED = "its reader lm_head shares the table wte; untying gives the head a table of its own"
+TIED = "its reader lm_head shares the table wte; --untie gives the head a table of its own"
 SEEN = "h.0.ln_1 is an RMSNorm, which sees the mean that centring would remove"
 
 
