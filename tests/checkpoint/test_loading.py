@@ -31,6 +31,7 @@ import normkit as nk
 from folding_cases import BAR, difference, results
 from normkit.checkpoint.loading import load_model
 from normkit.checkpoint.logits import true_logits
+from normkit.checkpoint.misfits import ATTRIBUTE
 from normkit.errors import InputError, KindError, ModelError
 from tiny_models import RECIPES, tiny
 
@@ -204,6 +205,7 @@ def test_a_model_of_any_family_is_loaded_to_the_last_bit(tmp_path: Path, family:
     loaded = nk.load(tmp_path)
     assert type(loaded) is type(model)
     assert not loaded.training
+    assert getattr(loaded, ATTRIBUTE) == ()
     expected = model.state_dict()
     assert loaded.state_dict().keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in loaded.state_dict().items())

@@ -207,6 +207,15 @@ def test_what_did_not_fit_while_loading_is_noted_and_in_the_source(gpt2: Path, r
     assert run("inspect", gpt2, *QUICK, "--json", "--no-report", "--quiet").stderr == ""
 
 
+def test_a_file_with_more_layers_than_the_model_fails(gpt2: Path, run: Run) -> None:
+    values = json.loads((gpt2 / "config.json").read_text())
+    (gpt2 / "config.json").write_text(json.dumps(values | {"n_layer": values["n_layer"] - 1}))
+    done = run("inspect", gpt2, *QUICK, "--json", "--no-report")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)["findings"][0]
+    assert (found["rule"], found["severity"], found["measured"]) == ("E10", "error", "1 layer is not run")
+
+
 def test_a_weight_that_is_not_finite_is_a_finding(gpt2: Path, run: Run) -> None:
     change(gpt2, "transformer.h.1.ln_1.weight", 3, float("nan"))
     done = run("inspect", gpt2, *QUICK, "--intent", "intent.json")

@@ -27,6 +27,7 @@ def test_every_rule_has_an_example_or_says_why_not():
 
 @pytest.mark.slow
 @pytest.mark.sampled(2)
+@pytest.mark.filterwarnings("ignore:.*in the checkpoint but not used")
 @pytest.mark.parametrize("rule", SINGLE)
 def test_an_inspection_names_the_rule(rule, tmp_path, monkeypatch, capsys):
     assert rule in printed(rule, tmp_path, monkeypatch, capsys)

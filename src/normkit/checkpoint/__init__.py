@@ -3,6 +3,7 @@
     hub.py model_folder.py reader.py    a model's folder; its files; safetensors read a few rows at a time
     opening.py                          config.json checked; a folder with its graph of readers and writers
     build_model.py loading.py           models that transformers builds, with recorded norms replaced; `load`
+    misfits.py                          layers that only the file or only the model has
     offloading.py                       models whose weights stay in their files
 
     plan.py plan_builder.py planning.py what becomes of each tensor, as data; how it is decided

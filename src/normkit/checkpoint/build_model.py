@@ -46,6 +46,8 @@ class BuiltModel(NamedTuple):
     """Names of weights that the class does not use."""
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]]
     """(name, shape in the checkpoint, shape in the class) of each weight where these differ."""
+    head: str = ""
+    """Path of the output embedding, if it is not tied and the checkpoint, of a model with a head, lacks its weights."""
 
 
 def build_model(
@@ -79,7 +81,7 @@ def build_model(
     body, prefix = body_class(config) if or_body else None, built.model.base_model_prefix
     is_head_missing = built.missing and prefix and not any(name.startswith(f"{prefix}.") for name in built.missing)
     if is_head_missing and body not in (None, class_):
-        return _built(body, config, weights, folder, view, options)._replace(asked=class_.__name__)
+        return _built(body, config, weights, folder, view, options)._replace(asked=class_.__name__, head=built.head)
     return built
 
 
@@ -105,12 +107,17 @@ def _built(
             )
     except Exception as error:  # a configuration can fail in as many ways as there are models
         raise ModelError(f"transformers cannot build {class_.__name__} from {folder}: {typed_line(error)}") from error
+    # transformers counts no tied weight as missing. The file of a body names no weight with the prefix.
+    missing, prefix = set(report["missing_keys"]), f"{model.base_model_prefix}."
+    output = model.get_output_embeddings() if any(name.startswith(prefix) for name in weights) else None
+    heads = (path for path, module in model.named_modules() if module is output and f"{path}.weight" in missing)
     return BuiltModel(
         model=model.eval(),
         asked=class_.__name__,
-        missing=sorted(report["missing_keys"]),
+        missing=sorted(missing),
         unexpected=sorted(report["unexpected_keys"]),
         mismatched=sorted(_mismatch(found, weights, model) for found in report["mismatched_keys"]),
+        head=next(heads, ""),
     )
 
 

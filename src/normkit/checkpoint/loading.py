@@ -17,6 +17,7 @@ from typing import Any
 
 from normkit.checkpoint.build_model import BuiltModel, build_model, quiet_libraries, recorded, replay
 from normkit.checkpoint.hub import find_model
+from normkit.checkpoint.misfits import ATTRIBUTE, misfits
 from normkit.checkpoint.model_folder import ADAPTER, CONFIG, read_json, read_weights, weight_files
 from normkit.checkpoint.opening import read_config
 from normkit.errors import InputError, KindError, ModelError
@@ -198,6 +199,7 @@ def _built(
     if {parameter for parameter, _ in model.named_parameters()} <= set(built.missing):
         raise ModelError(f"no weight in {folder} fits {name}; {CONFIG} belongs to another model")
     replay(model, norms, folder / CONFIG)
+    setattr(model, ATTRIBUTE, misfits(built))
     notes = []
     if weights := values.get("transformers_weights"):
         notes.append(f"{CONFIG} has transformers load {quoted(weights)}: {files[0].name} is read in its place")

@@ -106,7 +106,7 @@ def build_offloaded(
             borrowed = _Borrowed(parts)
             module.register_forward_pre_hook(borrowed.begin)
             module.register_forward_hook(borrowed.end, always_call=True)
-    return built._replace(asked=planned.asked)
+    return built._replace(asked=planned.asked, head=planned.head)
 
 
 def _places(module: Any, path: str, missing: Sequence[str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from normkit import rules
+from normkit.checkpoint.misfits import ATTRIBUTE
 from normkit.files import finite, write_text
 from normkit.identification import offloading
 from normkit.inspection.first_text import KeySelection, Walk
@@ -235,7 +236,8 @@ def facts_of(
         **text,
     )
     of_parts = {"sites": sites, "blocks": blocks, "attentions": attentions}
-    return rules.Facts(model=facts, **{"final_norm": None, **of_parts, **known})
+    unfit = getattr(model, ATTRIBUTE, None)
+    return rules.Facts(model=facts, misfits=unfit, **{"final_norm": None, **of_parts, **known})
 
 
 def infer(inspection: Inspection, intent: Intent | None = None, *, source: str = "") -> Baseline:

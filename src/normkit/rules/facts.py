@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from normkit.checkpoint.misfits import Misfit
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sites import OtherNorm
 from normkit.measurement.baseline import Baseline, DeclaredNorm
@@ -94,6 +95,8 @@ class Facts:
     """Norms that run in all like modules but one."""
     odd_rows: tuple[OddRows, ...] = ()
     """Norms over other rows than the same norm in all like modules."""
+    misfits: tuple[Misfit, ...] | None = None
+    """Parts that the model's file has in another number; None where normkit did not load the model."""
     idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameters of norms that change no output: their names, by path of the norm."""
 
