@@ -35,7 +35,7 @@ def check_torch_arguments(
         _check_parameter(name, "bias", bias, x, shape)
 
 
-def example_sizes(shape: int | Sequence[int], samples: tuple[int, ...]) -> tuple[int, ...]:
+def example_sizes(shape: object, samples: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes of an example input, the batch first; a number n stands for `samples` rows of n features."""
     sizes = (*samples, shape) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Sequence) else ()
     if len(sizes) < 2 or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):

@@ -306,7 +306,7 @@ def _largest(block: Block) -> str:
     title="The model predicts the text worse than a uniform guess",
     severity="error",
     threshold=f"the loss of a trained model is more than {_WORSE:g} nat above log(vocabulary)",
-    source="definition of the cross-entropy: a uniform guess has log(vocabulary), whatever the text",
+    source="a uniform guess has log(vocabulary) by definition; a converted model that answers garbage: mlx-lm#1198",
     why=(
         "A model that works on this kind of text is far below this loss. Something is wrong with the model, with its "
         "weights or with the text. Norms can be right all the same."
