@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor
 from normkit.comparison import other_tensors
 from normkit.comparison.causes import causes_of
 from normkit.comparison.differences import Comparison
+from normkit.comparison.other_tensors import compare_matrices
 from normkit.comparison.report import values_facts
-from normkit.comparison.rows import Rows
+from normkit.comparison.rows import Birth, Rows
 from normkit.comparison.values import Values, compare_values
 from normkit.comparison.weights import weights_of
 from planted_gains import gains
@@ -101,6 +103,133 @@ def test_quantization_is_no_finding(kind: str) -> None:
         for name, each in reference.items()
     }
     assert compared(port, reference).others.matrices == {}
+
+
+def on_grid(matrix: Tensor, most: int, columns: int) -> Tensor:
+    """The matrix rounded to whole numbers up to `most` of a step of each so many columns of a row."""
+    blocks = matrix.reshape(-1, columns)
+    step = blocks.abs().amax(1, keepdim=True) / most
+    return ((blocks / step).round() * step).reshape(matrix.shape)
+
+
+def edited(change: Callable[[Tensor], Tensor]) -> Values:
+    reference = model(128)
+    port = {name: change(each) if each.dim() == 2 and "layers" in name else each for name, each in reference.items()}
+    return compared(port, reference)
+
+
+@pytest.mark.parametrize(
+    ("most", "columns", "words"),
+    [(127, 128, "8 bits with a step for each row"), (7, 32, "4 bits with a step for each group of 32 columns")],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rounded_matrices_that_are_stored_as_floats_are_named_with_their_error(
+    most: int, columns: int, words: str, dtype: torch.dtype
+) -> None:
+    reference = model(128)
+    values = edited(lambda each: on_grid(each, most, columns).to(dtype))
+    assert (values.is_right, values.others.matrices) == (True, {})
+    assert len(values.others.rounded) == 3 * LAYERS
+    (said,) = values.others.near
+    assert said.startswith(f"the reference's, rounded to {words} (relative error at most ")
+    for name, found in values.others.rounded.items():
+        rows = reference[name][:8]
+        off = float((on_grid(rows, most, columns).to(dtype) - rows).norm() / rows.norm())
+        assert found.error == pytest.approx(off, rel=0.1)
+    without_rows, with_rows = (
+        Comparison(port="port", reference="reference", forms=("arrays", "arrays"), values=values, **more)
+        for more in (
+            {"not_looked_at": {"rows": "nothing runs it"}},
+            {"rows": Rows(birth=Birth(where="after", path=None, since="b", agreed=0.0, differs=0.5), compared=2)},
+        )
+    )
+    assert (without_rows.differs, without_rows.verdict, without_rows.causes) == (False, "undecided", ())
+    assert "stored gains the same" in str(without_rows)
+    assert (
+        f"9 matrices (model.layers.0.attn.q_proj.weight, model.layers.0.attn.o_proj.weight and 7 more) are {said}"
+        in (" ".join(str(without_rows).split()))
+    )
+    assert [each.sentence for each in with_rows.causes] == [
+        "9 matrices (model.layers.0.attn.q_proj.weight, model.layers.0.attn.o_proj.weight and 7 more) are "
+        f"{said}. The norms are right."
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda each: each * (each.abs() > 0.3),
+        lambda each: each + 0.007 * torch.randn(each.shape, generator=torch.Generator().manual_seed(5)),
+    ],
+    ids=["pruned", "noise"],
+)
+def test_pruned_matrices_and_noise_of_the_size_of_rounding_are_not_called_rounded(
+    change: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    values = edited(lambda each: change(each).to(dtype))
+    assert {each.bits for each in values.others.rounded.values()} == {0}
+    (said,) = values.others.near
+    assert said.startswith("close to the reference's, but neither equal nor rounded to a grid (relative error at most ")
+    found = Comparison(port="a", reference="b", forms=("arrays", "arrays"), values=values, not_looked_at={"rows": "no"})
+    assert (found.verdict, "+ the same" in str(found)) == ("undecided", False)
+    # A run says where they differ.
+    birth = Birth(where="after", path=None, since="b", agreed=0.0, differs=0.5)
+    assert (
+        Comparison(port="a", reference="b", forms=("arrays", "arrays"), values=values, rows=Rows(birth=birth)).causes
+        == ()
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_copy_in_16_bits_is_the_same(dtype: torch.dtype) -> None:
+    for values in (edited(lambda each: each.to(dtype)), edited(lambda each: each.to(dtype).float())):
+        assert values.others.rounded == {}
+        found = Comparison(
+            port="a", reference="b", forms=("arrays", "arrays"), values=values, not_looked_at={"rows": "no"}
+        )
+        assert (found.verdict, "+ the same" in str(found)) == ("the same", True)
+
+
+@pytest.mark.parametrize("runtime", ["llama.cpp", "MLX", "ONNX"])
+def test_files_of_runtimes_that_quantize_hold_rounded_matrices_rightly(runtime: str) -> None:
+    reference = model(128)
+    port = {name: on_grid(each, 127, 128) if "proj" in name else each for name, each in reference.items()}
+    assert compared(port, reference, runtime).others.rounded == {}
+
+
+def test_where_no_matrix_was_compared_only_the_gains_are_the_same() -> None:
+    reference = model(128)
+    for port in (
+        {name: each.to(torch.int8) if each.dim() == 2 else each for name, each in reference.items()},
+        {name: each for name, each in reference.items() if each.dim() == 1},
+    ):
+        values = compared(port, reference)
+        found = Comparison(
+            port="a", reference="b", forms=("arrays", "arrays"), values=values, not_looked_at={"rows": "no"}
+        )
+        assert (values.others.is_compared, found.verdict) == (False, "undecided")
+        assert "stored gains the same  All 7 gains that are stored are right; no matrix was compared." in str(found)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_gains_that_are_folded_into_a_matrix_keep_it_the_reference_s(is_turned: bool) -> None:
+    """Layers of GPT-2 hold a matrix the other way round, and a gain in its rows."""
+    matrix = torch.randn(192, 64, generator=torch.Generator().manual_seed(1))
+    gain = 1 + 0.3 * torch.randn(64, generator=torch.Generator().manual_seed(2))
+    port, reference = (
+        weights_of({"h.0.c_fc.weight": each.T.contiguous() if is_turned else each}) for each in (matrix * gain, matrix)
+    )
+    pairs, factor = [("h.0.c_fc.weight", "h.0.c_fc.weight")], gain.double()[:, None] if is_turned else gain.double()
+    found = compare_matrices(port, reference, pairs, lambda *_: None, {"h.0.c_fc.weight": factor})
+    assert (found.rounded, found.is_compared) == ({}, True)
+    assert [*compare_matrices(port, reference, pairs, lambda *_: None).rounded] == ["h.0.c_fc.weight"]
+    # The folded matrix may be rounded.
+    rounded = on_grid((matrix * gain).T.contiguous() if is_turned else matrix * gain, 7, 32)
+    found = compare_matrices(
+        weights_of({"h.0.c_fc.weight": rounded}), reference, pairs, lambda *_: None, {"h.0.c_fc.weight": factor}
+    )
+    assert found.rounded["h.0.c_fc.weight"].bits == 4
 
 
 @pytest.mark.parametrize("bits", [1, 2])

@@ -56,6 +56,7 @@ def causes_of(found: Comparison) -> tuple[Cause, ...]:
     made = [*of_faults, *of_values, *_of_matrices(found), *of_metadata, *_of_conventions(found)]
     explained = {path for each in made for path in each.places}
     settings = () if found.metadata is None else found.metadata.settings
+    made += _of_rounding(found)
     for cause in found.rows.causes:
         if cause.kind in ("first token", "rotation") and any(each.is_of_attention for each in settings):
             continue
@@ -137,7 +138,8 @@ def _of_matrices(comparison: Comparison) -> Iterator[Cause]:
     wrong = comparison.wrong_matrices
     for what in dict.fromkeys(wrong.values()):
         names = [name for name, each in wrong.items() if each == what]
-        which = f"The matrix {names[0]} is" if len(names) == 1 else f"{len(names)} matrices ({shortened(names, 2)}) are"
+        which = matrices(names)
+        which = f"{which[0].upper()}{which[1:]}"
         says = {
             "transposed": "transposed",
             "not transposed": "not transposed, unlike the others of the layers",
@@ -150,6 +152,27 @@ def _of_matrices(comparison: Comparison) -> Iterator[Cause]:
         anew = f"convert {them} anew from {comparison.reference}"
         remedy = f"transpose {them}" if what.endswith("transposed") else anew
         yield Cause(level="values", sentence=f"{which} {says}.{norms}", remedy=remedy)
+
+
+def _of_rounding(comparison: Comparison) -> Iterator[Cause]:
+    """Matrices that are the reference's, rounded to a grid, where the rows differ."""
+    if comparison.values is None or comparison.rows.birth is None:
+        return
+    for words, names in comparison.values.others.near.items():
+        if not any(comparison.values.others.rounded[name].bits for name in names):
+            continue
+        which = matrices(names)
+        norms = " The norms are right." if comparison.values.is_right else ""
+        yield Cause(
+            level="values",
+            sentence=f"{which[0].upper()}{which[1:]} {words}.{norms}",
+            remedy="nothing, if the port is meant to be quantized; else convert the matrices anew",
+        )
+
+
+def matrices(names: Sequence[str]) -> str:
+    """The only matrix, or the number of all and the first names, with a verb."""
+    return f"the matrix {names[0]} is" if len(names) == 1 else f"{len(names)} matrices ({shortened(names, 2)}) are"
 
 
 def _only_in_port(comparison: Comparison, found: Values) -> Iterator[Cause]:

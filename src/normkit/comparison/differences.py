@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from normkit.comparison.causes import Cause, causes_of
+from normkit.comparison.causes import Cause, causes_of, matrices
 from normkit.comparison.effects import Observed
 from normkit.comparison.metadata import Metadata
 from normkit.comparison.pairing import Change, MatchedBy
@@ -197,13 +197,16 @@ class Comparison:
 
     @property
     def verdict(self) -> Literal["the same", "different", "undecided"]:
-        """Whether they are the same; "undecided" where what can be read allows both, or nothing can be compared."""
+        """Whether they are the same; "undecided" where what can be read allows both, or nothing can be compared.
+
+        Undecided, too, are matrices that have other numbers than the reference's, where no rows show what that does.
+        """
         if self.differs:
             return "different"
         values = self.values
         judged = [] if values is None else [each.is_right for each in values.groups]
         judged += [] if values is None else [each.is_right for each in values.batch_norms]
-        are_open = None in judged
+        are_open = None in judged or bool(self.open_matrices)
         has_compared = judged or self.conventions.pairs
         return "undecided" if are_open or not has_compared else "the same"
 
@@ -245,6 +248,19 @@ class Comparison:
         if self.values is None or agree:
             return {}
         return {name: each for name, each in self.values.others.matrices.items() if each != "other values"}
+
+    @property
+    def open_matrices(self) -> tuple[str, ...]:
+        """What keeps a comparison without rows from saying that all is the same, one clause for each kind."""
+        if self.values is None or "rows" not in self.not_looked_at:
+            return ()
+        others = self.values.others
+        told = [f"{matrices(names)} {words}" for words, names in others.near.items()]
+        strange = [name for name, each in others.matrices.items() if each == "other values"]
+        told += [f"{matrices(strange)} not shown to be the reference's"] if strange else []
+        # A recording holds no matrices.
+        told += [] if others.is_compared or "recording" in self.forms else ["no matrix was compared"]
+        return tuple(told)
 
     @property
     def causes(self) -> tuple[Cause, ...]:

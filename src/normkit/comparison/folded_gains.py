@@ -41,6 +41,8 @@ class Folding:
     """In a few words."""
     held: tuple[str, ...] = ()
     """Names in the port of the matrices whose columns hold it."""
+    held_in_rows: tuple[str, ...] = ()
+    """Names of those whose rows hold it, as of GPT-2."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,7 +93,7 @@ def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain
     if not found:
         return Folding(is_folded=None, is_seen=False, words=readers.reason or "nothing is declared to read the norm")
     held: list[str] = []
-    matrices: list[str] = []
+    matrices: tuple[list[str], list[str]] = ([], [])
     lacking: list[str] = []
     unknown: list[str] = []
     is_exact = True
@@ -101,15 +103,16 @@ def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain
         how = None if ours is None else _holds(port, reference, ours, theirs, linear.in_axis, gain / left)
         (unknown if how is None else held if how else lacking).append(linear.name.rpartition(".")[2])
         is_exact &= how == "every number"
-        if ours is not None and how and linear.in_axis == len(port.source.tensors[ours].shape) - 1:
-            matrices.append(ours)
+        if ours is not None and how:
+            matrices[linear.in_axis != len(port.source.tensors[ours].shape) - 1].append(ours)
     if held and not lacking and not unknown:
         words = f"folded into {shortened(held)}"
         return Folding(
             is_folded=True,
             is_seen=True,
             words=words if is_exact else f"{words}, as the norms of their columns show",
-            held=tuple(matrices),
+            held=tuple(matrices[0]),
+            held_in_rows=tuple(matrices[1]),
         )
     if lacking and not held and not unknown:
         return Folding(is_folded=False, is_seen=False, words=f"{shortened(lacking)} do not hold it")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Literal
@@ -23,15 +23,18 @@ from normkit.checkpoint.plan import FLOATS
 from normkit.comparison.folded_gains import CHUNK
 from normkit.comparison.parameter_pairs import numbers_of, pair_kinds, pair_paths
 from normkit.comparison.parameters import NormTensors
-from normkit.comparison.quantized import MlxSource, has_other_scales
+from normkit.comparison.quantized import MlxSource, Rounded, has_other_scales, rounding
 from normkit.comparison.runtimes import reorders
 from normkit.comparison.weights import Weights
 from normkit.errors import ModelError
-from normkit.text import counted, shortened
+from normkit.text import counted, rounded_percent, shortened
 
 Finding = Literal[
     "transposed", "not transposed", "rows in rotary order", "unrelated", "scales of other groups", "other values"
 ]
+
+_QUANTIZES = ("llama.cpp", "MLX", "ONNX")
+"""Runtimes whose files hold quantized matrices."""
 
 _EITHER_WAY = ("ONNX",)
 """Runtimes whose graphs multiply by a matrix or by its transpose, so that neither is wrong."""
@@ -75,8 +78,23 @@ class OtherTensors:
 
     matrices: Mapping[str, Finding] = field(default_factory=dict)
     """Name in the port -> what is wrong with a matrix of the reference's shape; the right ones are left out."""
+    rounded: Mapping[str, Rounded] = field(default_factory=dict)
+    """Name in the port -> how a matrix that is the reference's otherwise differs by more than rounding to 16 bits.
+    Files of runtimes that quantize are left out: there rounding is expected."""
+    is_compared: bool = True
+    """False where the reference has matrices and not one of them could be compared."""
     notes: tuple[str, ...] = ()
     """Which matrices could not be looked at, and why."""
+
+    @property
+    def near(self) -> Mapping[str, tuple[str, ...]]:
+        """What matrices are that differ by more than rounding to 16 bits, with the relative error -> their names."""
+        made: dict[str, tuple[str, ...]] = {}
+        for words in dict.fromkeys(each.words for each in self.rounded.values()):
+            alike = {name: each.error for name, each in self.rounded.items() if each.words == words}
+            most = "" if len(alike) == 1 else "at most "
+            made[f"{words} (relative error {most}{rounded_percent(max(alike.values()))})"] = (*alike,)
+        return made
 
     @property
     def are_wrong(self) -> bool:
@@ -94,7 +112,8 @@ def compare_others(
 ) -> OtherTensors:
     """Pair tensors by name, whatever stands before it, by the runtime's table of names, by values; compare matrices.
 
-    `factors` are gains of the reference that the columns of a matrix of the port hold, by its name.
+    `factors` are gains of the reference that a matrix of the port holds, by its name: in its columns, or in its rows,
+    those as one column.
     """
     counters = [name for name in names if _is_counter(name, port)]
     names = [name for name in names if name not in {*counters}]
@@ -113,10 +132,13 @@ def compare_others(
     extra = [name for name in extra if name not in renamed]
     missing = [name for name in missing if name not in {*renamed.values()}]
     left = {_shape(port, name) for name in extra}
-    matrices, notes = compare_matrices(port, reference, shapes, progress, factors)
+    made = compare_matrices(port, reference, shapes, progress, factors)
+    notes = made.notes
     if counters:
         notes += (f"{counted(len(counters), 'tensor')} with a number for a name, as {counters[0]}, not paired",)
-    return OtherTensors(
+    has_matrices = any(_is_matrix(reference.source.tensors[name].shape) for name in names_there)
+    return replace(
+        made,
         paired=len(shapes),
         renamed=renamed,
         missing=tuple(missing),
@@ -127,7 +149,7 @@ def compare_others(
             for name, other in shapes
             if port.source.tensors[name].shape != reference.source.tensors[other].shape
         },
-        matrices=matrices,
+        is_compared=made.is_compared or not has_matrices,
         notes=notes,
     )
 
@@ -203,7 +225,7 @@ def compare_matrices(
     pairs: Sequence[tuple[str, str]],
     progress: Callable[[str, int, int], None],
     factors: Mapping[str, Tensor] = MappingProxyType({}),
-) -> tuple[dict[str, Finding], tuple[str, ...]]:
+) -> OtherTensors:
     """What is wrong with matrices that are paired and have one shape.
 
     Args:
@@ -211,15 +233,18 @@ def compare_matrices(
         reference: Those of the reference.
         pairs: Names of tensors, in the port and in the reference.
         progress: Called with a stage's name, the steps done and the steps in all.
-        factors: Name in the port -> the gain of the reference that is folded into the columns of that matrix.
+        factors: Name in the port -> the gain of the reference that is folded into the columns of that matrix, or, as
+            one column, into its rows.
 
     Returns:
-        Name in the port -> what was found, for matrices that are not the reference's; and why some were not looked at.
+        What was found of matrices, those that are the reference's left out; and why some were not looked at.
     """
     shapes = [(port.source.tensors[one].shape, reference.source.tensors[two].shape) for one, two in pairs]
     is_transposed = _are_transposed(pairs, shapes)
     may_be_either = port.runtime in _EITHER_WAY or reference.runtime in _EITHER_WAY
+    quantizes = bool({port.runtime, reference.runtime} & {*_QUANTIZES})
     budget, found, failed = BUDGET, dict[str, Finding](), list[str]()
+    rounded, is_compared = dict[str, Rounded](), False
     for done, ((name, other), (shape, shape_there)) in enumerate(zip(pairs, shapes, strict=True)):
         progress("matrices", done, len(pairs))
         dtypes = {port.source.tensors[name].dtype, reference.source.tensors[other].dtype}
@@ -229,19 +254,26 @@ def compare_matrices(
                 found[name] = "transposed"
             elif shape == shape_there and is_transposed:
                 found[name] = "not transposed"
-        if name in found or shape != shape_there or len(shape) != 2 or size < LEAST or not dtypes <= {*FLOATS}:
+        if name in found or shape != shape_there or not _is_matrix(shape) or not dtypes <= {*FLOATS}:
+            is_compared |= name in found
             continue
         both = (port, name), (reference, other)
         try:
             few = min(_ROWS, max(1, _NUMBERS // shape[1]))
             rows, rows_there = (_rows(*each, few) for each in both)
-            if name in factors and len(factors[name]) == rows_there.shape[1]:
-                rows_there *= factors[name]
+            if name in factors:
+                rows_there *= _of_rows(factors[name], shape[0], few)
             group = port.source.group(name) if isinstance(port.source, MlxSource) else 0
             if group and has_other_scales(rows, rows_there, group):
-                found[name] = "scales of other groups"
+                found[name], is_compared = "scales of other groups", True
                 continue
             plain, count = _correlation(rows, rows_there)
+            # A constant matrix has nothing to compare.
+            is_compared |= plain is not None or bool((rows_there == rows_there[0, 0]).all())
+            how = rounding(rows, rows_there) if (plain or 0.0) >= RELATED and not quantizes else None
+            # How exactly a matrix holds a gain has been judged where the fold was found.
+            if how is not None and (how.bits or name not in factors):
+                rounded[name] = how
             if plain is None or (plain >= RELATED and not is_transposed):
                 continue
             turned, count_turned = _turned(*(_rows(*each, _SIDE) for each in both)) if _is_square(shape) else (None, 1)
@@ -266,7 +298,12 @@ def compare_matrices(
                     found[name] = "unrelated"
         except ModelError as error:
             failed.append(f"{name} ({error})")
-    return found, (f"not looked at: {shortened(failed, 1)}",) if failed else ()
+    return OtherTensors(
+        matrices=found,
+        rounded={name: how for name, how in rounded.items() if name not in found},
+        is_compared=is_compared,
+        notes=(f"not looked at: {shortened(failed, 1)}",) if failed else (),
+    )
 
 
 def _are_transposed(
@@ -281,16 +318,31 @@ def _are_transposed(
     return sum(votes) < 0
 
 
+def _is_matrix(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and math.prod(shape) >= LEAST
+
+
 def _is_square(shape: tuple[int, ...]) -> bool:
     return shape[0] == shape[1]
 
 
 def _rows(weights: Weights, name: str, count: int) -> Tensor:
     """A block of rows from the beginning of a matrix and one from its middle, in float64."""
-    rows = weights.source.tensors[name].matrix[0]
+    blocks = _blocks(weights.source.tensors[name].matrix[0], count)
+    return torch.cat([weights.source.rows(name, *block) for block in blocks]).to(torch.float64)
+
+
+def _blocks(rows: int, count: int) -> list[tuple[int, int]]:
     middle = max(count, rows // 2)
     blocks = [(0, min(count, rows)), (middle, min(middle + count, rows))]
-    return torch.cat([weights.source.rows(name, *block) for block in blocks if block[0] < block[1]]).to(torch.float64)
+    return [block for block in blocks if block[0] < block[1]]
+
+
+def _of_rows(factor: Tensor, rows: int, count: int) -> Tensor:
+    """The factors of the rows that `_rows` reads; those of columns are of all rows."""
+    if factor.dim() == 1:
+        return factor
+    return torch.cat([factor[start:stop] for start, stop in _blocks(rows, count)])
 
 
 def _turned(port: Tensor, reference: Tensor) -> tuple[float | None, int]:

@@ -9,7 +9,8 @@ is a whole number of steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,8 +32,40 @@ LEVELS = 2**8
 _MOST_PARTS = 6
 """The numbers of a block may all be a few steps apart: the smallest gap is divided by up to this many."""
 
+GROUPS = (128, 64, 32, 16)
+"""The numbers of a row that share one step, from the most to the fewest."""
+
+FEWEST = 8
+"""The fewest numbers of a column that tell a step."""
+
+_TELLING, _TELLING_ONE = math.log(1e9), math.log(1e4)
+"""How unlikely it must be that all blocks lie on grids by chance, and that one of them lies on one of its grids."""
+
+_FIRST, _THEN = (4, 64), (16, 128)
+"""How many blocks, and numbers of each, are looked at first, and then: at the most, almost twice as many."""
+
 MOST_SPREAD, LEAST_SPREAD = 5.0, 0.01
 """How far the slopes of groups are apart at most, in units of what the error of their fits explains, and in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounded:
+    """How a matrix that is stored as floating-point numbers differs from the reference's, from a few rows of both."""
+
+    bits: int
+    """The bits of its numbers; 0 if they lie on no grid, or further from the reference than its rounding explains."""
+    shared: str
+    """What shares one step, such as "row" or "group of 32 columns"; "" without a grid."""
+    error: float
+    """The length of the difference over that of the reference's rows."""
+
+    @property
+    def words(self) -> str:
+        """What the matrix is."""
+        if not self.bits:
+            return "close to the reference's, but neither equal nor rounded to a grid"
+        bits = f"{self.bits} {'bit' if self.bits == 1 else 'bits'}"
+        return f"the reference's, rounded to {bits} with a step for each {self.shared}"
 
 
 class MlxSource:
@@ -140,6 +173,91 @@ def grid_steps(values: Tensor, block: int) -> Tensor | None:
         is_whole = ((counts - counts.round()).abs() <= 0.02).all(1, keepdim=True) & (counts[:, -1:] <= LEVELS)
         steps = torch.where(is_whole & steps.isinf(), gap / parts, steps)
     return steps.expand(-1, block).reshape(-1) if bool(steps.isfinite().all()) else None
+
+
+def rounding(port: Tensor, reference: Tensor) -> Rounded | None:
+    """How rows of a port differ from the reference's; None if not at all, or by rounding to 16 bits or finer.
+
+    Rounded to a grid are rows of which each block lies on whole numbers of steps, of 256 levels at most, and whose
+    numbers are the levels nearest to the reference's; those of the two levels at the ends may be clipped.
+
+    Args:
+        port: Rows of a matrix, in float64.
+        reference: The same rows of the reference.
+
+    Example:
+        >>> row = torch.randn(1, 256, dtype=torch.float64)
+        >>> step = row.abs().max() / 7
+        >>> found = rounding((row / step).round() * step, row)
+        >>> found.bits, found.shared
+        (4, 'matrix')
+    """
+    unit, unit_there = (_unit(each) for each in (port, reference))
+    off = (port - reference).abs()
+    size = torch.maximum(port.abs(), reference.abs())
+    # One rounding each; the smallest numbers of float16 have a fixed unit.
+    if not bool(off.isfinite().all()) or bool((off <= 2 * max(unit, unit_there, 2.0**-16) * size + 2.0**-24).all()):
+        return None
+    error = float(off.norm() / reference.norm().clamp_min(1e-30))
+    for shared, one, other in _blocks(port, reference):
+        levels = _levels(one, other, unit, _FIRST) and _levels(one, other, unit, _THEN)
+        if levels:
+            return Rounded(bits=math.ceil(math.log2(levels)), shared=shared, error=error)
+    return Rounded(bits=0, shared="", error=error)
+
+
+def _unit(values: Tensor) -> float:
+    """Half the relative distance of the numbers of the coarsest dtype that holds all values."""
+    narrow = (dtype for dtype in (torch.bfloat16, torch.float16) if torch.equal(values.to(dtype).double(), values))
+    return torch.finfo(next(narrow, torch.float32)).eps / 2
+
+
+def _blocks(port: Tensor, reference: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """What may share one step, from the most to the fewest numbers: in words, and the blocks of both sides."""
+    rows, columns = port.shape
+    yield "matrix", port.reshape(1, -1), reference.reshape(1, -1)
+    if rows > 1:
+        yield "row", port, reference
+    if rows >= FEWEST:
+        yield "column", port.T, reference.T
+    for group in GROUPS:
+        if columns % group == 0 and columns > group:
+            yield f"group of {group} columns", port.reshape(-1, group), reference.reshape(-1, group)
+
+
+def _levels(port: Tensor, reference: Tensor, unit: float, most: tuple[int, int]) -> int:
+    """The levels of the grids on which blocks lie, of the block that has most; 0 if one of them lies on none.
+
+    Of the blocks, and of the numbers of each, so many are looked at.
+    """
+    every, each = (max(1, size // some) for size, some in zip(port.shape, most, strict=True))
+    port, reference = port[::every], reference[::every]
+    lowest, highest = (found.reshape(-1, 1, 1) for found in (port.amin(1), port.amax(1)))
+    values, there = (side[:, None, ::each] for side in (port, reference))
+    counts = torch.arange(1, LEVELS, dtype=torch.float64)[:, None]
+    is_end = (values == lowest) | (values == highest)
+    made = []
+    # Whole numbers of steps from 0 on, and from the lowest number on; shapes (blocks, counts, numbers).
+    for start, reach in ((torch.zeros_like(lowest), torch.maximum(-lowest, highest)), (lowest, highest - lowest)):
+        step = (reach / counts).clamp_min(1e-300)
+        # The numbers, the step and the start are rounded.
+        slack = 2 * unit * (values.abs() + torch.where(start == 0, 0.0, start.abs() + reach)) / step + 1e-9
+        places = (values - start) / step
+        is_whole = (places - places.round()).abs() <= slack
+        is_near = ((values - there).abs() <= (0.5 + slack) * step + unit * there.abs()) | is_end
+        # How likely a number off the grid is as near to it. Zeros and the two that make the grid say nothing.
+        chances = torch.where(values == 0, 0.0, (2 * slack).clamp_max(1.0).log())
+        chance = chances.sum(2) - 2 * chances.amin(2)
+        levels = ((highest - lowest) / step).round().squeeze(2) + 1
+        fits = (is_whole & is_near).all(2) & (chance < -_TELLING_ONE) & (levels <= LEVELS)
+        made.append((fits, levels, chance))
+    fits, levels, chance = (torch.cat(parts, 1) for parts in zip(*made, strict=True))
+    is_flat = (lowest == highest).reshape(-1)
+    first = fits.byte().argmax(1, keepdim=True)
+    total = chance.gather(1, first).squeeze(1) + math.log(fits.shape[1])
+    if not bool((fits.any(1) | is_flat).all()) or float(total[~is_flat].sum()) > -_TELLING:
+        return 0
+    return int(levels.gather(1, first).squeeze(1)[~is_flat].max())
 
 
 def has_other_scales(port: Tensor, reference: Tensor, group: int) -> bool:

@@ -91,6 +91,7 @@ def values_facts(found: Values) -> tuple[Fact, ...]:
         names = [name for name, each in others.matrices.items() if each == what]
         tone: Tone = "note" if what == "other values" else "error"
         facts.append(Fact("matrices", f"{shortened(names, 2)}: {what}", tone))
+    facts += [Fact("matrices", f"{shortened(names, 2)}: {words}", "note") for words, names in others.near.items()]
     facts += [Fact("matrices", note, "note") for note in others.notes]
     if others.missing or others.extra or others.reshaped or others.renamed:
         missing = [name for name in others.missing if name not in {*others.undecided}]
@@ -124,6 +125,10 @@ def _verdict(found: Comparison) -> Verdict:
         words = f": {unsure[0].verdict}" if unsure[0].verdict else ""
         detail = f"{unsure[0].title}: {unsure[0].words}{words}."
         return Verdict(tone="note", headline="undecided", detail=detail)
+    if found.open_matrices:
+        detail = "; ".join((_sames(found), *found.open_matrices))
+        headline = "stored gains the same" if found.values and found.values.tensors else "undecided"
+        return Verdict(tone="note", headline=headline, detail=f"{detail}.")
     return Verdict(tone="good", headline="the same", detail=f"{_sames(found)}.")
 
 

@@ -272,7 +272,7 @@ def _with_folds(
 ) -> tuple[list[TensorValue], dict[str, Tensor]]:
     """The tensors; of gains that became one number it is said whether the readers of their norms hold them.
 
-    Beside them, the factors of the columns of those readers, by their names in the port.
+    Beside them, the factors of the columns of those readers, or of their rows, by their names in the port.
     """
     constant = [each.name for each in found if each.role == "weight" and each.relation.kind == "constant"]
     if not constant:
@@ -289,7 +289,9 @@ def _with_folds(
             gain = held_there.of(each.reference_name) + (theirs.adds if theirs else 0.0)
             if left:
                 fold = folding(port, reference, readers, each.reference_name, gain, left)
-                factors |= dict.fromkeys(fold.held, gain / left)
+                factors |= dict.fromkeys(fold.held, gain / left) | dict.fromkeys(
+                    fold.held_in_rows, gain[:, None] / left
+                )
                 words, kind = f"{each.relation.words}: {fold.words}", _FOLDED[fold.is_folded]
                 if fold.is_folded is not True and not fold.is_seen and kind_of(each.path) in kept:
                     kind = "constant"
