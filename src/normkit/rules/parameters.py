@@ -9,7 +9,7 @@ from normkit.measurement.facts import BatchNorm, Site, Spectrum
 from normkit.measurement.training import Parameter, Training
 from normkit.rules.facts import Facts, is_constant
 from normkit.rules.finding import Severity
-from normkit.rules.gain import MOST_SITES, SCATTER_RMS, scatters_around_zero
+from normkit.rules.gain import MOST_SITES, SCATTER_RMS, is_exchanged, scatters_around_zero
 from normkit.rules.rule import (
     NO_OPTIMIZER,
     Case,
@@ -63,7 +63,7 @@ def wrong_start(facts: Facts) -> Outcome:
     if facts.training is not None:
         return _wrong_start_of_run(facts, facts.training)
     gained = [(site, site.gain) for site in facts.sites if site.gain is not None]
-    scattered = [(site, gain) for site, gain in gained if scatters_around_zero(site, gain)]
+    scattered = [(site, gain) for site, gain in gained if scatters_around_zero(site, gain) and not is_exchanged(site)]
     if not facts.is_intent_known and scattered and len(scattered) >= MOST_SITES * len(gained):
         cases = [_drawn(site, gain, "error") for site, gain in scattered]
         return hit(cases, f"gains scatter around 0 at {len(cases)} of {counted(len(gained), 'norm')}")
