@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from normkit.measurement.facts import BatchNorm, Site, Spectrum
 from normkit.rules.facts import Facts, is_constant
 from normkit.rules.finding import Severity
 from normkit.rules.meant import fields_of, is_open, undecided
-from normkit.rules.rule import NO_INTENT, Case, Hit, Outcome, Rule, hit
+from normkit.rules.rule import NO_INTENT, Case, Hit, Outcome, Rule, first_values, hit
 from normkit.text import counted, dtype_name, percent
 
 # Half of the 1 that is looked for.
@@ -65,7 +66,13 @@ class _Gain:
 
 
 def _gains(facts: Facts) -> list[_Gain]:
-    """The sites where the intended offset is known, and the gain's dependence on the weight."""
+    """The sites where the intended offset is known, and the gain's dependence on the weight.
+
+    A gain that a watched run began near its initial value, untrained, had its offset: what changed it since is no
+    offset.
+    """
+    is_fresh = facts.training is not None and not facts.training.began_trained
+    first = first_values(facts.training, "gain mean") if is_fresh and facts.training is not None else {}
     return [
         _Gain(site, site.gain, intended.gain, facts.source_at(site.path), facts.initial_gain(site.path))
         for site in facts.sites
@@ -73,6 +80,7 @@ def _gains(facts: Facts) -> list[_Gain]:
         and (intended := facts.intended(site)) is not None
         and intended.has_weight
         and not facts.is_gain_open(site)
+        and not abs(first.get(site.path, math.inf) - facts.initial_gain(site.path)) < _GAP
     ]
 
 

@@ -26,6 +26,8 @@ _OFF, _NEAR_ZERO = 0.05, 0.3
 # The first loss of fresh weights is the logarithm of the vocabulary, or more.
 _FRESH_LOSS = 0.9
 _CHOSEN_DECAY = 0.05
+# A step takes lr * decay * gain, and Adam's own step gives lr at most: no gain above 1 / decay can be held.
+_SUNK = 0.5
 _FIRST_STEPS = 3
 _GRADIENT_ERROR = 1e-2
 _SMALL_GAIN, _SMALL_SHARE, _LARGE_RATIO = 0.01, 0.05, 50.0
@@ -121,10 +123,12 @@ def _wrong_start_of_run(facts: Facts, training: Training) -> Outcome:
 @Rule(
     id="B7",
     title="Weight decay on the parameters of norms",
-    severity="warning",
+    severity="error",
     threshold=(
         f"any decay where other gains or biases are spared, or of {_CHOSEN_DECAY:g} and more on a plain gain "
-        "(warning); a smaller one, or one of a 1 + weight gain, everywhere alike (note)"
+        "(warning); a smaller one, or one of a 1 + weight gain, everywhere alike (note); a gain whose mean sank to "
+        f"under {percent(_SUNK)} of its start, by a decay that takes as much within the run and that a step of the "
+        "learning rate, as Adam's, cannot hold there (error)"
     ),
     source=(
         "BigScience Megatron-DeepSpeed#262, microsoft/DeepSpeedExamples#755, "
@@ -153,17 +157,28 @@ def weight_decay(facts: Facts, training: Training) -> Outcome:
     # Where other gains or biases are spared, these were missed; else nobody thought of them.
     spared = any(each.weight_decay == 0 for each in held if each.kind in (*_NORM_KINDS, "bias"))
     offsets = {site.path: site.spec.gain.offset for site in facts.sites}
+    first = first_values(training, "gain mean")
+    last = {series.path: series.last for series in training.of("gain mean")}
     cases = []
     for each in decayed:
         offset = offsets.get(each.site, 0.0) if each.kind == "gain" else 0.0
         is_chosen = each.weight_decay >= _CHOSEN_DECAY and offset == 0
+        severity: Severity = "warning" if spared or is_chosen else "note"
         limit = "others have 0" if spared else f"{_CHOSEN_DECAY:g} and more is a warning"
         words = f"weight decay {each.weight_decay:g} ({limit}) pulls it to {offset:g}"
         if (rate := each.learning_rate * each.weight_decay) > 0:
             steps = float(f"{math.log(2) / rate:.2g}")
             words += f", half of the way in {steps:,.0f} steps if nothing holds it"
-        cases.append(_of(each, "warning" if spared or is_chosen else "note", words, each.weight_decay))
+            start = first.get(each.site, 0.0) if each.kind == "gain" and offset == 0 else 0.0
+            is_too_strong = each.weight_decay * _SUNK * start >= 1 and math.log(2) / rate <= training.steps
+            if is_too_strong and abs(last[each.site]) < _SUNK * start:
+                words += f"; its mean went from {start:.3g} to {last[each.site]:.3g}, and steps of Adam hold none "
+                words += f"above 1 / {each.weight_decay:g}"
+                severity = "error"
+        cases.append(_of(each, severity, words, each.weight_decay + (severity == "error")))
     measured = f"{len(decayed)} of {counted(len(norms), 'parameter')} of norms decayed"
+    if sunk := sum(case.severity == "error" for case in cases):
+        measured += f", {counted(sunk, 'gain')} to under {percent(_SUNK)} of the start"
     return hit(cases, measured + (", others are spared" if spared else ""), "parameter")
 
 
