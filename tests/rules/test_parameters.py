@@ -165,6 +165,29 @@ def test_decay_of_everything(run, models, decay, severity):
     assert f"weight decay {decay:g} (0.05 and more is a warning) pulls it to 0" in hit.evidence[0]
 
 
+@pytest.mark.parametrize("place", ["before backward", "after zero_grad"])
+def test_a_misplaced_step_of_the_watch_blames_no_norm(place):
+    torch.manual_seed(0)
+    model, said = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 1)), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    with nk.watch(model, optimizer, every=2, say=said.append) as watch:
+        for _ in range(6):
+            loss = model(torch.randn(4, 8)).square().mean()
+            if place == "before backward":
+                watch.step(loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if place == "after zero_grad":
+                watch.step(loss)
+    inspection = watch.inspection()
+    words = "no parameter had a gradient at watch.step: call it between backward and optimizer.step"
+    assert said.count(f"normkit: {words}") == 1
+    assert words in inspection.training.remarks
+    assert "B8" not in {found.rule for found in inspection.findings}
+    assert {each.question: each.verdict for each in inspection.training.answers}["Is a norm wrong?"] != "yes"
+
+
 def test_decay_that_sinks_gains_is_no_missing_1():
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2))

@@ -28,7 +28,10 @@ _FRESH_LOSS = 0.9
 _CHOSEN_DECAY = 0.05
 # A step takes lr * decay * gain, and Adam's own step gives lr at most: no gain above 1 / decay can be held.
 _SUNK = 0.5
-_FIRST_STEPS = 3
+FIRST_STEPS = 3
+"""Steps after which a gradient is missed."""
+NO_GRADIENTS = "no parameter had a gradient at watch.step: call it between backward and optimizer.step"
+"""What is said instead where that is so of the whole model."""
 _GRADIENT_ERROR = 1e-2
 _SMALL_GAIN, _SMALL_SHARE, _LARGE_RATIO = 0.01, 0.05, 50.0
 # Of 248 gains of SmolLM2, Gemma 3, Qwen2.5-Coder and MPNet at most 5.9 % are 0, and the largest is at most 5.9 times
@@ -193,7 +196,7 @@ def _of(parameter: Parameter, severity: Severity, words: str, effect: float = 0.
     severity="warning",
     threshold=(
         "some parameters of norms frozen, or held by no optimizer, while at least half of the weights train; or no "
-        f"gradient in {_FIRST_STEPS} steps or more, or gradients in {_STUCK} and no update (warning); all of them "
+        f"gradient in {FIRST_STEPS} steps or more, or gradients in {_STUCK} and no update (warning); all of them "
         "frozen and without a gradient (note)"
     ),
     source="huggingface/diffusers#11832, unslothai/unsloth#328, huggingface/peft#2080",
@@ -217,10 +220,12 @@ def untrained_norms(_facts: Facts, training: Training) -> Outcome:
     weights = [each for each in training.parameters if each.kind == "weight"]
     if 2 * sum(each.trained for each in weights) < len(weights):
         return NotChecked("most weights are frozen too, as where an adapter is trained")
+    if training.steps >= FIRST_STEPS and not any(each.gradient_steps for each in training.parameters):
+        return NotChecked(NO_GRADIENTS)
     norms = [each for each in training.parameters if each.kind in _NORM_KINDS]
     frozen = [each for each in norms if not each.trained]
     # A parameter that is frozen on purpose gets no gradient.
-    forgotten = [each for each in frozen if each.gradient_steps >= _FIRST_STEPS]
+    forgotten = [each for each in frozen if each.gradient_steps >= FIRST_STEPS]
     is_on_purpose = len(frozen) == len(norms) and not forgotten
     cases = []
     for each in norms:
@@ -228,7 +233,7 @@ def untrained_norms(_facts: Facts, training: Training) -> Outcome:
             words = "gets gradients, and no optimizer holds it"
             words = words if each in forgotten else "is frozen, or no optimizer holds it"
             cases.append(_of(each, "note" if is_on_purpose else "warning", words))
-        elif each.gradient_steps == 0 and training.steps >= _FIRST_STEPS:
+        elif each.gradient_steps == 0 and training.steps >= FIRST_STEPS:
             cases.append(_of(each, "warning", f"had no gradient in {training.steps} steps"))
         # In 16 bits that is rounding: B15 says so.
         elif each.moved_steps == 0 < _STUCK <= each.gradient_steps and (
