@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
+import normkit as nk
 from helpers import finding_of
 from normkit.rules.parameters import gradient_in_16_bits, untrained_norms, weight_decay, wrong_start
 from normkit.rules.rule import NO_OPTIMIZER, NO_RUN, NotChecked
@@ -161,6 +163,48 @@ def test_decay_of_everything(run, models, decay, severity):
     hit = weight_decay.check(run(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=decay)))
     assert (hit.severity, len(hit.sites)) == (severity, 7)
     assert f"weight decay {decay:g} (0.05 and more is a warning) pulls it to 0" in hit.evidence[0]
+
+
+@pytest.mark.parametrize("place", ["before backward", "after zero_grad"])
+def test_a_misplaced_step_of_the_watch_blames_no_norm(place):
+    torch.manual_seed(0)
+    model, said = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 1)), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    with nk.watch(model, optimizer, every=2, say=said.append) as watch:
+        for _ in range(6):
+            loss = model(torch.randn(4, 8)).square().mean()
+            if place == "before backward":
+                watch.step(loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if place == "after zero_grad":
+                watch.step(loss)
+    inspection = watch.inspection()
+    words = "no parameter had a gradient at watch.step: call it between backward and optimizer.step"
+    assert said.count(f"normkit: {words}") == 1
+    assert words in inspection.training.remarks
+    assert "B8" not in {found.rule for found in inspection.findings}
+    assert {each.question: each.verdict for each in inspection.training.answers}["Is a norm wrong?"] != "yes"
+
+
+def test_decay_that_sinks_gains_is_no_missing_1():
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2, weight_decay=8)
+    with nk.watch(model, optimizer, every=5) as watch:
+        for _ in range(40):
+            tokens = torch.randint(64, (4, 16))
+            loss = model(input_ids=tokens, labels=tokens).loss
+            optimizer.zero_grad()
+            loss.backward()
+            watch.step(loss)
+            optimizer.step()
+    findings = watch.inspection().findings
+    assert (findings[0].rule, findings[0].severity) == ("B7", "error")
+    assert "half of the way in 3 steps if nothing holds it; its mean went from 1 to " in findings[0].evidence[0]
+    assert "steps of Adam hold none above 1 / 8" in findings[0].evidence[0]
+    assert not {"B1", "B2"} & {found.rule for found in findings}
 
 
 @pytest.mark.parametrize("rule", [weight_decay, untrained_norms], ids=["B7", "B8"])

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from helpers import finding_of
+from normkit import demo
 from normkit.inspection.result import infer
 from normkit.measurement.intent import Intent
 from normkit.rules.rule import NotChecked
@@ -99,6 +101,22 @@ def test_gains_unlike_all_others(models, inspected, finding, change, severity, w
     found = finding(inspected(trained), "B14")
     assert (found.severity, found.sites) == (severity, (LATER,))
     assert words in found.evidence[0]
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True], ids=["in order", "shuffled"])
+def test_weight_and_bias_exchanged_at_every_norm(inspected, is_shuffled):
+    model = AutoModelForCausalLM.from_pretrained(demo.directory("layernorm"))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for norm in (module for module in model.modules() if isinstance(module, nn.LayerNorm)):
+            order = torch.randperm(norm.bias.numel(), generator=generator) if is_shuffled else slice(None)
+            gain, bias = norm.bias[order].clone(), norm.weight[order].clone()
+            norm.weight.copy_(gain)
+            norm.bias.copy_(bias)
+    findings = inspected(model).findings
+    assert (findings[0].rule, findings[0].severity, len(findings[0].sites)) == ("B14", "error", 13)
+    assert "at 13 of 13 norms: weight and bias are exchanged" in findings[0].measured
+    assert "B1" not in {found.rule for found in findings}
 
 
 @pytest.mark.sampled(3)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from normkit.conventions.gain import Gain
-from normkit.measurement.facts import Site, Spectrum
+from normkit.measurement.facts import BatchNorm, Site, Spectrum
 from normkit.rules.facts import Facts, is_constant
 from normkit.rules.finding import Severity
 from normkit.rules.meant import fields_of, is_open, undecided
-from normkit.rules.rule import NO_INTENT, Case, Hit, Outcome, Rule, hit
+from normkit.rules.rule import NO_INTENT, Case, Hit, Outcome, Rule, first_values, hit
 from normkit.text import counted, dtype_name, percent
 
 # Half of the 1 that is looked for.
@@ -65,7 +66,13 @@ class _Gain:
 
 
 def _gains(facts: Facts) -> list[_Gain]:
-    """The sites where the intended offset is known, and the gain's dependence on the weight."""
+    """The sites where the intended offset is known, and the gain's dependence on the weight.
+
+    A gain that a watched run began near its initial value, untrained, had its offset: what changed it since is no
+    offset.
+    """
+    is_fresh = facts.training is not None and not facts.training.began_trained
+    first = first_values(facts.training, "gain mean") if is_fresh and facts.training is not None else {}
     return [
         _Gain(site, site.gain, intended.gain, facts.source_at(site.path), facts.initial_gain(site.path))
         for site in facts.sites
@@ -73,6 +80,7 @@ def _gains(facts: Facts) -> list[_Gain]:
         and (intended := facts.intended(site)) is not None
         and intended.has_weight
         and not facts.is_gain_open(site)
+        and not abs(first.get(site.path, math.inf) - facts.initial_gain(site.path)) < _GAP
     ]
 
 
@@ -129,7 +137,11 @@ def missing_offset(facts: Facts) -> Outcome:
         towers[re.split(r"\.\d", gain.site.path)[0].rpartition(".")[0]].append(gain)
     for group in (plain, *(tower for tower in towers.values() if _FEWEST_OF_TOWER <= len(tower) < len(plain))):
         # Some families start around 0 by design.
-        scattered = [gain for gain in group if abs(gain.initial) >= _SCATTER_MEAN and _is_around_zero(gain)]
+        scattered = [
+            gain
+            for gain in group
+            if abs(gain.initial) >= _SCATTER_MEAN and _is_around_zero(gain) and not is_exchanged(gain.site)
+        ]
         if not scattered or len(scattered) < MOST_SITES * len(group):
             continue
         measured = f"gains scatter around 0 at {len(scattered)} of {counted(len(group), 'norm')}: they need a 1 added"
@@ -244,6 +256,14 @@ def scatters_around_zero(site: Site, gain: Spectrum) -> bool:
     """A gain of both signs, around 0, that gives short rows."""
     small = abs(gain.mean) < _SCATTER_MEAN and site.output.rms_median < SCATTER_RMS
     return small and gain.negative > _SCATTER_NEGATIVE
+
+
+def is_exchanged(site: Site | BatchNorm) -> bool:
+    """Its gain has both signs and is around 0, and its bias is around a positive number, as trained gains are."""
+    gain, bias = site.gain, site.bias
+    if gain is None or bias is None or gain.negative <= _BOTH_SIGNS or abs(gain.mean) >= _NEARER:
+        return False
+    return bias.quantiles[1] > 0 and bias.mean > max(_SCATTER_MEAN, abs(gain.mean))
 
 
 @Rule(

@@ -230,7 +230,7 @@ def dominant_optimizer_eps(_facts: Facts, training: Training) -> Outcome:
         "lengthen the warm-up, if it is the first steps alone",
     ),
     confirm="the update ratio at the same steps of a new run is below the threshold",
-    follows=("B5", "B8", "B9", "F10", "F12", *CAUSES),
+    follows=("B5", "B7", "B8", "B9", "F10", "F12", *CAUSES),
     looks_at=("run",),
 )
 @of_a_run()

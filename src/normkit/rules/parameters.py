@@ -9,7 +9,7 @@ from normkit.measurement.facts import BatchNorm, Site, Spectrum
 from normkit.measurement.training import Parameter, Training
 from normkit.rules.facts import Facts, is_constant
 from normkit.rules.finding import Severity
-from normkit.rules.gain import MOST_SITES, SCATTER_RMS, scatters_around_zero
+from normkit.rules.gain import MOST_SITES, SCATTER_RMS, is_exchanged, scatters_around_zero
 from normkit.rules.rule import (
     NO_OPTIMIZER,
     Case,
@@ -26,7 +26,12 @@ _OFF, _NEAR_ZERO = 0.05, 0.3
 # The first loss of fresh weights is the logarithm of the vocabulary, or more.
 _FRESH_LOSS = 0.9
 _CHOSEN_DECAY = 0.05
-_FIRST_STEPS = 3
+# A step takes lr * decay * gain, and Adam's own step gives lr at most: no gain above 1 / decay can be held.
+_SUNK = 0.5
+FIRST_STEPS = 3
+"""Steps after which a gradient is missed."""
+NO_GRADIENTS = "no parameter had a gradient at watch.step: call it between backward and optimizer.step"
+"""What is said instead where that is so of the whole model."""
 _GRADIENT_ERROR = 1e-2
 _SMALL_GAIN, _SMALL_SHARE, _LARGE_RATIO = 0.01, 0.05, 50.0
 # Of 248 gains of SmolLM2, Gemma 3, Qwen2.5-Coder and MPNet at most 5.9 % are 0, and the largest is at most 5.9 times
@@ -63,7 +68,7 @@ def wrong_start(facts: Facts) -> Outcome:
     if facts.training is not None:
         return _wrong_start_of_run(facts, facts.training)
     gained = [(site, site.gain) for site in facts.sites if site.gain is not None]
-    scattered = [(site, gain) for site, gain in gained if scatters_around_zero(site, gain)]
+    scattered = [(site, gain) for site, gain in gained if scatters_around_zero(site, gain) and not is_exchanged(site)]
     if not facts.is_intent_known and scattered and len(scattered) >= MOST_SITES * len(gained):
         cases = [_drawn(site, gain, "error") for site, gain in scattered]
         return hit(cases, f"gains scatter around 0 at {len(cases)} of {counted(len(gained), 'norm')}")
@@ -121,10 +126,12 @@ def _wrong_start_of_run(facts: Facts, training: Training) -> Outcome:
 @Rule(
     id="B7",
     title="Weight decay on the parameters of norms",
-    severity="warning",
+    severity="error",
     threshold=(
         f"any decay where other gains or biases are spared, or of {_CHOSEN_DECAY:g} and more on a plain gain "
-        "(warning); a smaller one, or one of a 1 + weight gain, everywhere alike (note)"
+        "(warning); a smaller one, or one of a 1 + weight gain, everywhere alike (note); a gain whose mean sank to "
+        f"under {percent(_SUNK)} of its start, by a decay that takes as much within the run and that a step of the "
+        "learning rate, as Adam's, cannot hold there (error)"
     ),
     source=(
         "BigScience Megatron-DeepSpeed#262, microsoft/DeepSpeedExamples#755, "
@@ -153,17 +160,28 @@ def weight_decay(facts: Facts, training: Training) -> Outcome:
     # Where other gains or biases are spared, these were missed; else nobody thought of them.
     spared = any(each.weight_decay == 0 for each in held if each.kind in (*_NORM_KINDS, "bias"))
     offsets = {site.path: site.spec.gain.offset for site in facts.sites}
+    first = first_values(training, "gain mean")
+    last = {series.path: series.last for series in training.of("gain mean")}
     cases = []
     for each in decayed:
         offset = offsets.get(each.site, 0.0) if each.kind == "gain" else 0.0
         is_chosen = each.weight_decay >= _CHOSEN_DECAY and offset == 0
+        severity: Severity = "warning" if spared or is_chosen else "note"
         limit = "others have 0" if spared else f"{_CHOSEN_DECAY:g} and more is a warning"
         words = f"weight decay {each.weight_decay:g} ({limit}) pulls it to {offset:g}"
         if (rate := each.learning_rate * each.weight_decay) > 0:
             steps = float(f"{math.log(2) / rate:.2g}")
             words += f", half of the way in {steps:,.0f} steps if nothing holds it"
-        cases.append(_of(each, "warning" if spared or is_chosen else "note", words, each.weight_decay))
+            start = first.get(each.site, 0.0) if each.kind == "gain" and offset == 0 else 0.0
+            is_too_strong = each.weight_decay * _SUNK * start >= 1 and math.log(2) / rate <= training.steps
+            if is_too_strong and abs(last[each.site]) < _SUNK * start:
+                words += f"; its mean went from {start:.3g} to {last[each.site]:.3g}, and steps of Adam hold none "
+                words += f"above 1 / {each.weight_decay:g}"
+                severity = "error"
+        cases.append(_of(each, severity, words, each.weight_decay + (severity == "error")))
     measured = f"{len(decayed)} of {counted(len(norms), 'parameter')} of norms decayed"
+    if sunk := sum(case.severity == "error" for case in cases):
+        measured += f", {counted(sunk, 'gain')} to under {percent(_SUNK)} of the start"
     return hit(cases, measured + (", others are spared" if spared else ""), "parameter")
 
 
@@ -178,7 +196,7 @@ def _of(parameter: Parameter, severity: Severity, words: str, effect: float = 0.
     severity="warning",
     threshold=(
         "some parameters of norms frozen, or held by no optimizer, while at least half of the weights train; or no "
-        f"gradient in {_FIRST_STEPS} steps or more, or gradients in {_STUCK} and no update (warning); all of them "
+        f"gradient in {FIRST_STEPS} steps or more, or gradients in {_STUCK} and no update (warning); all of them "
         "frozen and without a gradient (note)"
     ),
     source="huggingface/diffusers#11832, unslothai/unsloth#328, huggingface/peft#2080",
@@ -202,10 +220,12 @@ def untrained_norms(_facts: Facts, training: Training) -> Outcome:
     weights = [each for each in training.parameters if each.kind == "weight"]
     if 2 * sum(each.trained for each in weights) < len(weights):
         return NotChecked("most weights are frozen too, as where an adapter is trained")
+    if training.steps >= FIRST_STEPS and not any(each.gradient_steps for each in training.parameters):
+        return NotChecked(NO_GRADIENTS)
     norms = [each for each in training.parameters if each.kind in _NORM_KINDS]
     frozen = [each for each in norms if not each.trained]
     # A parameter that is frozen on purpose gets no gradient.
-    forgotten = [each for each in frozen if each.gradient_steps >= _FIRST_STEPS]
+    forgotten = [each for each in frozen if each.gradient_steps >= FIRST_STEPS]
     is_on_purpose = len(frozen) == len(norms) and not forgotten
     cases = []
     for each in norms:
@@ -213,7 +233,7 @@ def untrained_norms(_facts: Facts, training: Training) -> Outcome:
             words = "gets gradients, and no optimizer holds it"
             words = words if each in forgotten else "is frozen, or no optimizer holds it"
             cases.append(_of(each, "note" if is_on_purpose else "warning", words))
-        elif each.gradient_steps == 0 and training.steps >= _FIRST_STEPS:
+        elif each.gradient_steps == 0 and training.steps >= FIRST_STEPS:
             cases.append(_of(each, "warning", f"had no gradient in {training.steps} steps"))
         # In 16 bits that is rounding: B15 says so.
         elif each.moved_steps == 0 < _STUCK <= each.gradient_steps and (

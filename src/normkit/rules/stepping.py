@@ -54,7 +54,7 @@ def _finite(training: Training, quantity: Quantity) -> list[float]:
         "look for what shrinks the input: weight decay on embeddings, a gain near 0 before it",
     ),
     confirm="the eps share at this norm falls back below 1 % in the next reports",
-    follows=("A1",),
+    follows=("A1", "B7"),
 )
 @of_a_run(NO_TRAINING)
 def small_inputs(facts: Facts, training: Training) -> Outcome:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from normkit.measurement.baseline import DeclaredBatchNorm, DeclaredNorm, Values
 from normkit.measurement.facts import BatchNorm, Site, Spectrum
 from normkit.rules.facts import Facts, is_constant
+from normkit.rules.gain import MOST_SITES, is_exchanged
 from normkit.rules.rule import Case, Hit, NotChecked, Outcome, Rule, first_values, hit
 from normkit.rules.scale import HALF
 from normkit.text import counted, percent
@@ -140,7 +141,8 @@ def _half_loaded(norms: Sequence[Site | BatchNorm]) -> list[Case]:
         "without a file the same numbers, bit for bit, at two norms that share no parameter "
         f"(error), one gain over {percent(_FLIPPED)} negative among others whose median has under "
         f"{percent(_SELDOM)}, or of at most "
-        f"{_LEVELS} evenly spread values among others of {_FEWER} times as many (warning)"
+        f"{_LEVELS} evenly spread values among others of {_FEWER} times as many (warning), or at "
+        f"{percent(MOST_SITES)} of the norms gains of both signs around 0 and biases around a positive number (error)"
     ),
     source="huggingface/transformers#35615; unslothai/unsloth#219 (gains changed by a conversion)",
     why=(
@@ -165,7 +167,7 @@ def other_values(facts: Facts) -> Outcome:
         name = "MODEL" if facts.model.name == facts.model.class_name else facts.model.name
         command = f"normkit compare {name} REFERENCE"
         unknown = NotChecked(f"no reference for the values of gains: {command} compares them")
-        return _copies(facts) or _unlike_the_others(facts) or unknown
+        return _exchanged(facts) or _copies(facts) or _unlike_the_others(facts) or unknown
     explained: list[Case] = []
     moved: list[Case] = []
     held = 0
@@ -255,6 +257,26 @@ def _pattern(now: Values, meant: Values, tolerance: float) -> str | None:
     if _is_mapped(now, meant, tolerance, lambda value: value + shift) and not _is_mapped(now, meant, tolerance):
         return f"is the one that is meant {'plus' if shift > 0 else 'less'} {abs(shift):.4g}"
     return None
+
+
+def _exchanged(facts: Facts) -> Hit | None:
+    """Gains around 0 and biases around a positive number at nearly all norms: no norm is left to hold them against."""
+    both = [site for site in facts.sites if site.gain is not None and site.bias is not None]
+    cases = [
+        Case(
+            site.path,
+            "error",
+            f"its gains have a median of {site.gain.quantiles[3]:.3g}, {percent(site.gain.negative)} of them negative, "
+            f"and its biases of {site.bias.quantiles[3]:.3g}: they are exchanged",
+            2.0,
+        )
+        for site in both
+        if is_exchanged(site) and site.gain is not None and site.bias is not None
+    ]
+    if len(cases) < max(_FEWEST, MOST_SITES * len(both)):
+        return None
+    words = f"gains scatter around 0 and biases around a positive number at {len(cases)} of "
+    return hit(cases, f"{words}{counted(len(both), 'norm')}: weight and bias are exchanged")
 
 
 def _copies(facts: Facts) -> Hit | None:

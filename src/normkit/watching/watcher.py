@@ -19,6 +19,7 @@ from normkit.measurement.hooks import Failures, Hook
 from normkit.measurement.row_counters import TableReader
 from normkit.measurement.running import Batch, arguments
 from normkit.rules.finding import Finding
+from normkit.rules.parameters import FIRST_STEPS, NO_GRADIENTS
 from normkit.watching.loop import describe_optimizers, learning_rates
 from normkit.watching.ranks import Ranks
 from normkit.watching.rendezvous import is_distributed_run
@@ -136,6 +137,7 @@ class Watch:
         self._first_call: RemovableHandle | None = None
         self._step, self._is_over = 0, False
         self._now, self._noticed = 0, dict[str, int]()
+        self._bare_steps = 0
         self._observer, self._peaks = "", learning_rates(optimizers)
 
     def __enter__(self) -> Watch:
@@ -221,6 +223,11 @@ class Watch:
         self._peaks = [max(pair) for pair in zip(self._peaks, learning_rates(self._optimizers), strict=False)]
         self._now = self._step
         recorder.record_step(self._step, loss)
+        if self._step < FIRST_STEPS and not recorder.unreduced:
+            trained = [each.tensor for each in recorder.parameters if each.group is not None]
+            self._bare_steps += bool(trained) and all(tensor.grad is None for tensor in trained)
+            if self._bare_steps == FIRST_STEPS:
+                self.remark(NO_GRADIENTS)
         if self._step == 0 and recorder.unreduced:
             count, example = len(recorder.unreduced), recorder.parameters[min(recorder.unreduced)].path
             self.remark(
