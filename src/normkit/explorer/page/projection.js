@@ -124,10 +124,18 @@ function points({ at, colours, markers, radius = 4, alpha = 1, selected = -1 }, 
     if (!flat[o + 3]) continue;
     const near = strength(flat[o + 2], view);
     const size = radius * flat[o + 3] * (0.55 + 0.6 * near) * (i === selected ? 1.3 : 1);
-    const place = { x: flat[o], y: flat[o + 1], depth: flat[o + 2] + 2 * LIFT * view.radius };
-    const [colour, marker] = [each(colours, i), each(markers, i)];
-    view.out.push({ type: "marker", ...place, size, marker, colour, alpha: i === selected ? 1 : alpha * near });
-    if (i === selected) view.out.push({ type: "marker", ...place, size: size + 4.5, marker: 5, colour: "ink" });
+    const command = {
+      type: "marker",
+      x: flat[o],
+      y: flat[o + 1],
+      depth: flat[o + 2] + 2 * LIFT * view.radius,
+      size,
+      marker: each(markers, i),
+      colour: each(colours, i),
+      alpha: i === selected ? 1 : alpha * near,
+    };
+    view.out.push(command);
+    if (i === selected) view.out.push({ ...command, size: size + 4.5, marker: 5, colour: "ink" });
   }
 }
 
@@ -188,15 +196,15 @@ function strand(flat, order, style, view, front = null) {
     const at = [];
     const begin = offset;
     let [depth, near, facing] = [0, 0, 0];
-    for (const index of order.slice(start, start + stride + 1)) {
-      const [x, y, deep, magnification] = flat.subarray(4 * index, 4 * index + 4);
-      if (!magnification) break;
+    for (let k = start; k < Math.min(order.length, start + stride + 1); k++) {
+      const o = 4 * order[k];
+      if (!flat[o + 3]) break;
       const last = at.length;
-      if (last) offset += Math.hypot(x - at[last - 2], y - at[last - 1]);
-      at.push(x, y);
-      depth += deep;
-      near += magnification;
-      facing += front?.[index] ?? 1;
+      if (last && dash) offset += Math.hypot(flat[o] - at[last - 2], flat[o + 1] - at[last - 1]);
+      at.push(flat[o], flat[o + 1]);
+      depth += flat[o + 2];
+      near += flat[o + 3];
+      facing += front?.[order[k]] ?? 1;
     }
     const count = at.length / 2;
     if (count < 2) continue;
@@ -243,11 +251,16 @@ function divided(places, longest) {
 
 // Sorted as numbers, for speed: layer, depth and place in the list in the 53 bits of a float.
 function farToNear({ out, radius }) {
-  const keys = Float64Array.from(out, ({ depth, layer = "normal" }, k) => {
+  const keys = new Float64Array(out.length);
+  for (let k = 0; k < out.length; k++) {
+    const { depth, layer = "normal" } = out[k];
     const nearness = Math.round(Math.min(16, Math.max(0, depth / radius + 8)) * 2 ** 26);
-    return (LAYERS[layer] * 2 ** 31 + nearness) * 2 ** 20 + k;
-  });
-  return Array.from(keys.sort(), (key) => out[key % 2 ** 20]);
+    keys[k] = (LAYERS[layer] * 2 ** 31 + nearness) * 2 ** 20 + k;
+  }
+  keys.sort();
+  const list = [];
+  for (let k = 0; k < keys.length; k++) list.push(out[keys[k] - Math.floor(keys[k] / 2 ** 20) * 2 ** 20]);
+  return list;
 }
 
 // Labels, moved where they would lie on another or leave the box. In a small box only those that find room.

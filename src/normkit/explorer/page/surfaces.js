@@ -27,7 +27,8 @@ export function plane(centre, u, v, extent) {
 export const ellipse = (centre, u, v, count = 96) =>
   list(count, (k) => {
     const angle = (2 * Math.PI * k) / count;
-    return add(centre, add(scale(u, Math.cos(angle)), scale(v, Math.sin(angle))));
+    const [cos, sin] = [Math.cos(angle), Math.sin(angle)];
+    return [0, 1, 2].map((i) => centre[i] + (cos * u[i] + sin * v[i]));
   });
 
 /** Two unit vectors at right angles to a direction and to each other. */
@@ -92,7 +93,7 @@ export function visible({ centre, matrix }, eye, light) {
     return ring(k < RINGS ? end * share : Math.PI - (Math.PI - end) * share);
   });
   const all = [...units, ...GRATICULE].flat();
-  const image = (place) => add(centre, matrixVector([r, s, t], place));
+  const image = (place) => [centre[0] + dot(r, place), centre[1] + dot(s, place), centre[2] + dot(t, place)];
   const density = FACES.map((face) => {
     const middle = unit(add(all[face[0]], all[face[2]]));
     const normal = unit(matrixVector(normals, middle));
