@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from transformers import Wav2Vec2Config, Wav2Vec2Model
 
 import normkit as nk
 from helpers import refused
@@ -57,6 +58,19 @@ def test_sound(whisper: Path, run: Run, tmp_path: Path) -> None:
     done = run("inspect", whisper, "--audio", files[0], "--audio", files[1], "--format", "markdown", "--no-report")
     assert "2 files at 16,000 Hz: 2 recordings" in done.stdout
     assert done.stdout.count("--audio ") == 2
+
+
+def test_a_sound_that_is_too_short_behind_a_long_one(run: Run, tmp_path: Path) -> None:
+    """It ended in exit code 101: only the first file was tried beforehand."""
+    folder = saved("Wav2Vec2", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["conv_kernel"] = [100, 3]
+    (folder / "config.json").write_text(json.dumps(config))
+    model = Wav2Vec2Model(Wav2Vec2Config(**config))
+    model.save_pretrained(folder)
+    sounds = [write_wave(tmp_path / f"{count}.wav", [[1000], [-1000]] * (count // 2)) for count in (4000, 50)]
+    done = run("inspect", folder, "--audio", sounds[0], "--audio", sounds[1])
+    assert "cannot be run on input_values (1, 50)" in refused(done)
 
 
 def test_a_training_step_on_images(vit: Path, run: Run, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from normkit.checkpoint.loading import LoadedModel
 from normkit.cli.terminal import Progress
 from normkit.inspection.inspecting import inspect
 from normkit.inspection.result import Inspection
+from normkit.measurement.running import first_of
 from normkit.measurement.texts import Batches, check_runs
 from normkit.text import dtype_name
 
@@ -67,7 +68,8 @@ def measure(
         progress(f"{loaded.name}: {stage}", done, steps or total)
 
     with quiet_libraries():
-        check_runs(loaded.model, batches.batches[0])
+        # Of sounds of several lengths the shortest may be too short.
+        check_runs(loaded.model, min(batches.batches, key=lambda batch: first_of(batch).numel()))
         return inspect(
             loaded.model if model is None else model,
             batches.batches,
