@@ -35,15 +35,6 @@ def check_torch_arguments(
         _check_parameter(name, "bias", bias, x, shape)
 
 
-def example_sizes(shape: object, samples: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes of an example input, the batch first; a number n stands for `samples` rows of n features."""
-    sizes = (*samples, shape) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Sequence) else ()
-    if len(sizes) < 2 or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-        given = f"a tensor; give tuple(x.shape), {tuple(shape.shape)}" if isinstance(shape, Tensor) else repr(shape)
-        raise ShapeError(f"shape must be a number of features, or sizes with the batch first as (2, 64), got {given}")
-    return sizes
-
-
 def _check_parameter(name: str, label: str, parameter: Tensor, x: Tensor, shape: tuple[int, ...]) -> None:
     if not isinstance(parameter, Tensor) or parameter.dtype not in _FLOATING:
         _check_floating(name, label, parameter)

@@ -70,7 +70,7 @@ def test_gains_near_one_are_no_edit_and_a_shared_head_and_a_post_norm_are_refuse
     plan = plan_of(model, "exponent")
     assert plan.norms[0].gain == "identity"
     assert edits_of(plan)["model.layers.0.self_attn.q_proj.weight"].relation == "identical"
-    assert "untying gives the head a table" in reasons(plan, "exponent")["model.norm"]
+    assert "--untie gives the head a table" in reasons(plan, "exponent")["model.norm"]
     post_norm = reasons(plan_of(model_of("gemma2"), "exponent"), "exponent")
     assert "its output is added to the residual" in post_norm["model.layers.0.post_attention_layernorm"]
     with pytest.raises(InputError, match="exponent leaves the mantissas that gain would fold"):

@@ -262,7 +262,7 @@ def test_a_tied_head_and_a_norm_added_to_the_residual_are_refused_with_the_reaso
     change, builder, _ = moved(model_of("llama", tied=True), "model.norm", "final")
     assert change.gain == "left"
     assert [refusal.operation for refusal in builder.refusals] == ["final"]
-    assert "lm_head shares the table model.embed_tokens.weight; untying" in builder.refusals[0].reason
+    assert "lm_head shares the table model.embed_tokens.weight; --untie" in builder.refusals[0].reason
     change, builder, _ = moved(model_of("gemma2"), "model.layers.0.post_attention_layernorm", "gain")
     assert change.gain == "left"
     assert "its output is added to the residual" in builder.refusals[0].reason

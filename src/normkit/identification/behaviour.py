@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference
-from normkit.arguments import example_sizes
 from normkit.errors import NormkitError, ShapeError
 from normkit.identification import (
     calling,
@@ -378,6 +377,15 @@ def _owner(norm: NormLike) -> nn.Module | None:
 
 def _kept(part: Tensor | None) -> Tensor | None:
     return None if part is None else part.detach().clone()
+
+
+def example_sizes(shape: object, samples: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes of an example input, the batch first; a number n stands for `samples` rows of n features."""
+    sizes = (*samples, shape) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Sequence) else ()
+    if len(sizes) < 2 or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+        given = f"a tensor; give tuple(x.shape), {tuple(shape.shape)}" if isinstance(shape, Tensor) else repr(shape)
+        raise ShapeError(f"shape must be a number of features, or sizes with the batch first as (2, 64), got {given}")
+    return sizes
 
 
 def _checked(shape: int | Sequence[int]) -> tuple[int, ...]:

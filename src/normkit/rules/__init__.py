@@ -20,7 +20,6 @@ placement.py        D: where the norms sit
 wiring.py           D: what was declared, norms used twice, norms that overwrite
 precision.py        E: 16-bit statistics, overflow, NaN, differences between processes
 backend.py          E: cast order, results off the formula, dtypes
-loading.py          E: checkpoints that do not fit their model
 dynamics.py         F: attention logits, the stream over the depth
 depth.py            F: idle blocks, gradients over the depth, the initialisation
 optimizer_steps.py  F: spikes, gradients at the end, the optimizer's eps, updates
@@ -48,7 +47,6 @@ from normkit.rules import (
     epsilon,
     gain,
     interventions,
-    loading,
     lost_updates,
     meant,
     modulation,
@@ -69,7 +67,7 @@ __all__ = ["RULES", "Facts", "Rule", "check", "ranked"]
 
 _GROUPS = (
     *(meant, epsilon, arithmetic, gain, values, modulation, parameters, lost_updates),
-    *(axes, coupling, batch_norms, batch_statistics, placement, wiring, precision, backend, loading),
+    *(axes, coupling, batch_norms, batch_statistics, placement, wiring, precision, backend),
     *(dynamics, depth, optimizer_steps, data, interventions, stepping),
 )
 RULES: tuple[Rule, ...] = tuple(

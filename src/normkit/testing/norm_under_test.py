@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference, units
-from normkit.arguments import example_sizes
 from normkit.conventions.eps import eps_in
 from normkit.errors import InputError, KindError, NormkitError, ShapeError
-from normkit.identification.behaviour import identify
+from normkit.identification.behaviour import example_sizes, identify
 from normkit.identification.calling import Parameterised
 from normkit.identification.passport import Passport
 from normkit.identification.specimen import Specimen
