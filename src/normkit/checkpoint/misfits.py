@@ -1,4 +1,4 @@
-"""What a checkpoint and its configuration do not agree on: how many layers there are, and whether the head has weights.
+"""Differences between a checkpoint and its configuration: the number of layers, and a head without weights.
 
 Weights that are left over or missing are healthy in many files (heads of other tasks, positions that are computed
 now). These are not.

@@ -31,7 +31,7 @@ _SUNK = 0.5
 FIRST_STEPS = 3
 """Steps after which a gradient is missed."""
 NO_GRADIENTS = "no parameter had a gradient at watch.step: call it between backward and optimizer.step"
-"""What is said instead where that is so of the whole model."""
+"""The reason of B8 where no parameter of the model had a gradient."""
 _GRADIENT_ERROR = 1e-2
 _SMALL_GAIN, _SMALL_SHARE, _LARGE_RATIO = 0.01, 0.05, 50.0
 # Of 248 gains of SmolLM2, Gemma 3, Qwen2.5-Coder and MPNet at most 5.9 % are 0, and the largest is at most 5.9 times
