@@ -197,10 +197,8 @@ def inspect_model(
         for remark in loaded.notes:
             note(remark)
     # Imported here because it brings torch, and a wrong path is reported at once.
-    from normkit.cli.measurement import measure, slow_dtype
+    from normkit.cli.measurement import measure
 
-    if not quiet and not is_code and dtype == "auto" and (slow := slow_dtype(loaded.model, batches)) is not None:
-        note(slow)
     with progress(shown=shown) as report:
         if train_step:
             from normkit.cli.training import draws_labels, joined, training_step

@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
 from normkit.cli.terminal import Progress
@@ -15,26 +13,6 @@ from normkit.inspection.inspecting import inspect
 from normkit.inspection.result import Inspection
 from normkit.measurement.running import first_of
 from normkit.measurement.texts import Batches, check_runs
-from normkit.text import dtype_name
-
-# Weights times tokens; with as many a product in software takes some ten seconds.
-_LONG = 2 * 10**10
-
-
-def slow_dtype(model: Any, batches: Batches) -> str | None:
-    """A remark where a run on a text takes long because the CPU has no instructions for the dtype of the weights."""
-    known = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-    if model.dtype not in known or model.device.type != "cpu":
-        return None
-    tokens = sum(batch["input_ids"].numel() for batch in batches.batches if "input_ids" in batch)
-    work = tokens * sum(parameter.numel() for parameter in model.parameters())
-    is_supported = getattr(torch.ops.mkldnn, known[model.dtype], None)
-    if work < _LONG or is_supported is None or is_supported():
-        return None
-    name = dtype_name(model.dtype)
-    return (
-        f"this CPU computes {name} in software: --dtype float32 takes a third of the time, and shows no {name} rounding"
-    )
 
 
 def measure(

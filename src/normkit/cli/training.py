@@ -17,6 +17,7 @@ from normkit.checkpoint.loading import LoadedModel
 from normkit.errors import InputError, ModelError
 from normkit.identification.state import buffers_kept, in_mode
 from normkit.inspection.result import Inspection
+from normkit.measurement.products import ProductsInFloat32
 from normkit.measurement.running import evaluating
 from normkit.measurement.texts import Batches, check_runs
 from normkit.rules import ranked
@@ -42,8 +43,9 @@ def training_step(loaded: LoadedModel, batches: Batches) -> Inspection:
         torch.manual_seed(0)
         with watch(model, every=1, batch=batch, name=loaded.name, say=lambda _: None) as run:
             try:
-                loss = _loss(model, batch)
-                torch.autograd.backward(loss)
+                with ProductsInFloat32():
+                    loss = _loss(model, batch)
+                    torch.autograd.backward(loss)
             except InputError:
                 raise
             # A batch norm refuses a single value per channel with a ValueError.

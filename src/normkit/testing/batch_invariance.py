@@ -14,7 +14,17 @@ from torch import Tensor, nn
 
 from normkit.errors import InputError
 from normkit.measurement.hooks import every_module
-from normkit.measurement.running import arguments, evaluating, first_of, mapped, name_of_ids, rows, runner, token_ids
+from normkit.measurement.running import (
+    arguments,
+    caller,
+    evaluating,
+    first_of,
+    mapped,
+    name_of_ids,
+    prepared,
+    rows,
+    token_ids,
+)
 from normkit.text import percent
 
 _PADDING = 5
@@ -171,7 +181,7 @@ def _traced(
             traces[number].ended.append(key)
 
     with every_module(model, before, after):
-        result = runner(model, batch)()
+        result = caller(model, prepared(model, batch))()
     for number, place in places.items():
         rows_of_it = (_row(each, place, count, width, tokens) for each in _tensors(result) if each.is_floating_point())
         traces[number].output = next((row for row in rows_of_it if row is not None), None)
