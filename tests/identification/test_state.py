@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from normkit.identification.behaviour import identify
-from normkit.identification.state import buffers_kept, function_state_kept, in_mode, undisturbed
+from normkit.identification.state import buffers_kept, function_state_kept, hooked, in_mode, undisturbed
 
 
 def test_nothing_outside_is_disturbed():
@@ -177,3 +177,12 @@ def test_buffers_come_back_as_the_same_tensors_with_the_same_values():
         model[1].register_buffer("extra", torch.ones(1))
     assert all(now is then for now, (then, _) in zip(model.buffers(), before, strict=True))
     assert all(torch.equal(then, value) for then, value in before)
+
+
+def test_hooks_are_taken_out_also_after_an_exception():
+    model, calls = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), []
+    handles = (module.register_forward_hook(lambda *_: calls.append(1)) for module in model)
+    with pytest.raises(RuntimeError), hooked(handles):
+        nn.Sequential(model, nn.Linear(3, 3))(torch.zeros(1, 2))
+    model(torch.zeros(1, 2))
+    assert len(calls) == 2

@@ -9,7 +9,7 @@ from normkit import specs
 from normkit.errors import InputError
 from normkit.inspection.inspecting import inspect
 from normkit.study.arm_context import ArmContext, findings
-from normkit.study.corpus import next_token_loss
+from normkit.study.corpus import next_token_loss, text_of_the_library, windows
 from normkit.study.model_parts import BatchNorm
 from normkit.study.training_run import Recipe, train
 from normkit.study.transformer import Transformer, TransformerConfig
@@ -26,6 +26,15 @@ def test_what_is_not_chosen_follows_from_the_settings():
     assert ArmContext(settings={"warmup": 7}, seed=1).recipe(steps=9, learning_rate=0.1).warmup == 7
     config = lab.transformer(layers=2, placement="post").config
     assert (config.context, config.width, config.layers, config.placement) == (6, 8, 2, "post")
+
+
+def test_ids_of_a_text_come_from_the_places_of_its_windows():
+    context = ArmContext(settings={"batch": 2, "window": 6}, seed=1)
+    text = bytes(range(200))
+    ids = context.text_ids(text, seed=3)
+    assert ids.equal(next(windows(text, batch=2, window=6, seed=3))[0])
+    assert context.text_ids(text, batch=3, window=4).shape == (3, 5)
+    assert context.text_ids().equal(context.text_ids(text_of_the_library()[1]))
 
 
 @pytest.mark.slow

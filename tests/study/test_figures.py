@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from normkit.study.chart import Bars, Curves, Line, Marks, line
+from normkit.study.chart import Bars, Curves, Line, Marks, line, swept_lines
 from normkit.study.figures import study_drawing
 
 WORDS = {"name": "chart", "title": "Title", "caption": "Caption.", "description": "What is seen."}
@@ -22,6 +22,13 @@ def test_a_line_goes_through_medians_with_a_band_to_both_ends():
     assert list(median.get_ydata()) == [2.0, 5.0]
     band = ax.collections[0].get_paths()[0].vertices
     assert {(1.0, 1.0), (1.0, 3.0), (2.0, 4.0), (2.0, 9.0)} <= {tuple(map(float, place)) for place in band}
+
+
+def test_a_swept_line_goes_through_one_arm_a_place():
+    seeds = [{f"a, rate {rate:g}": {"last": rate * seed} for rate in (1.0, 10.0)} for seed in (1, 2, 3)]
+    seeds[0]["a, rate 10"] = {"last": None}
+    (found,) = swept_lines(seeds, ["a"], "{}, rate {:g}", "last", (1.0, 10.0))
+    assert (found.label, found.x, found.y, found.high) == ("a", (1.0, 10.0), (2.0, 30.0), (3.0, math.inf))
 
 
 def test_infinity_is_a_cross_and_a_gap():

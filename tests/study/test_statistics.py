@@ -10,9 +10,12 @@ from normkit.study.statistics import (
     estimate,
     exponent,
     filled,
+    gap,
     holm,
+    over_rates,
     padded,
     range_of,
+    sensitivity,
     share_of_effect,
     slope,
     steps_to,
@@ -126,3 +129,11 @@ def test_numbers_of_arms_and_values_that_are_missing():
     assert share_of_effect("b", "a", "c", "loss")({**paired, "c": {"loss": 9.0}}) == -0.25
     assert filled([3.0, None]) == [3.0, math.inf]
     assert padded([3.0, None], 4) == [3.0, None, None, None]
+
+
+def test_numbers_over_the_learning_rates_of_a_model_are_those_of_its_arms():
+    last = {"a, rate 0.1": 3.0, "a, rate 1": 2.0, "a, tangent, rate 1": 9.0, "a": 9.0, "b, rate 1": 5.0}
+    paired = {name: {"last": loss, "cut": loss + 0.5} for name, loss in last.items()}
+    assert [measured["last"] for measured in over_rates(paired, "a")] == [3.0, 2.0]
+    assert (sensitivity(paired, "a"), sensitivity(paired, "b")) == (0.5, 0.0)
+    assert gap("b, rate 1", "cut", "last")(paired) == 0.5

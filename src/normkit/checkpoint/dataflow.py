@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from normkit.identification.state import hooked
 from normkit.identification.tracing import first_tensor
 
 
@@ -126,12 +127,8 @@ def _hooked(modules: Collection[nn.Module], recorder: _Recorder) -> Iterator[Non
         if taken is not None and isinstance(output, Tensor):
             recorder.seen.calls[module].append(Call(recorder.order, taken, output))
 
-    handles = []
-    try:
-        for module in dict.fromkeys(modules):
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(module.register_forward_hook(after))
+    each = dict.fromkeys(modules)
+    begins = (module.register_forward_pre_hook(before, with_kwargs=True) for module in each)
+    ends = (module.register_forward_hook(after) for module in each)
+    with hooked([*begins, *ends]):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from normkit.checkpoint.scaling import norms_with_another_eps, scaled_spaces
 from normkit.errors import InputError
+from normkit.identification.state import hooked
 from normkit.models.graph import Graph, Norm
 from normkit.text import counted, percent, significant
 
@@ -106,13 +107,9 @@ def headroom(
     handles += [modules[norm.module].register_forward_pre_hook(of_eps(norm)) for norm in fixed]
     leaves = [path for path, module in modules.items() if not list(module.children())]
     handles += [modules[path].register_forward_hook(after(path)) for path in leaves]
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                model(**batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), torch.no_grad():
+        for batch in batches:
+            model(**batch)
     return Headroom(
         stream=found[True][0],
         stream_place=found[True][1],

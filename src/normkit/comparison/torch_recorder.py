@@ -21,7 +21,7 @@ from normkit.errors import InputError
 from normkit.identification.finder import PARAMETERS_PER_FEATURE, forward_arguments, may_be_norm
 from normkit.identification.sharding import is_distributed, whole
 from normkit.identification.sites import is_within
-from normkit.identification.state import undisturbed
+from normkit.identification.state import hooked, undisturbed
 from normkit.identification.tracing import NORM_FUNCTIONS, first_output, first_tensor, norm_arguments
 from normkit.measurement.running import arguments, evaluating, fitted, runner, token_ids, token_mask
 
@@ -106,13 +106,8 @@ def _recording(model: nn.Module, rows: int, spans: Mapping[str, int | None] | No
     if rows < 1:
         raise InputError(f"rows must be at least 1, got {rows}")
     recorder = _Recorder(model, rows, spans or {})
-    handles = list(recorder.hooks())
-    try:
-        with torch.compiler.set_stance("force_eager"), recorder:
-            yield recorder
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(recorder.hooks()), torch.compiler.set_stance("force_eager"), recorder:
+        yield recorder
 
 
 @dataclass

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normkit.identification.sharding import part_of
+from normkit.identification.state import hooked
 
 NORM_FUNCTIONS: dict[object, str] = {
     F.layer_norm: "layer_norm",
@@ -222,12 +223,7 @@ def _hooked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
                 )
             )
 
-    handles = []
-    try:
-        for module in paths:
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(module.register_forward_hook(after, with_kwargs=True))
+    begins = (module.register_forward_pre_hook(before, with_kwargs=True) for module in paths)
+    ends = (module.register_forward_hook(after, with_kwargs=True) for module in paths)
+    with hooked([*begins, *ends]):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

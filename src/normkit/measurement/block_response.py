@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite
+from normkit.identification.state import hooked
 from normkit.measurement.facts import Placement, Role
 
 if TYPE_CHECKING:
@@ -285,12 +286,8 @@ def placement_of_batch_norms(block: BlockCall, norms: Sequence[nn.Module], repla
         entered.append(block.rows(local(args[0])).detach().clone().cpu())
         return torch.zeros_like(y)
 
-    handles = [norm.register_forward_hook(silence) for norm in norms]
-    try:
+    with hooked(norm.register_forward_hook(silence) for norm in norms):
         silent = replay()
-    finally:
-        for handle in handles:
-            handle.remove()
     if not any(median_cosine(silent.y, x) > _SAME_DIRECTION for x in (silent.x, silent.x.relu())):
         return "unknown"
     return "pre" if any(torch.equal(x, silent.x) for x in entered) else "in-branch"

@@ -219,12 +219,9 @@ def _keeps_scale(module: nn.Module, run: Callable[[], object]) -> bool:
         if not calls and len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
             calls.append((args[0].clone(), output.clone()))
 
-    handle = module.register_forward_hook(note)
     with torch.no_grad():
-        try:
+        with module.register_forward_hook(note):
             run()
-        finally:
-            handle.remove()
         if not calls:
             return False
         ((given, left),) = calls
@@ -253,9 +250,6 @@ def _changes_nothing(norm: nn.Module, output: object, run: Callable[[], object])
     def alter(_module: nn.Module, _args: object, output: object) -> object:
         return output * 3 + 1 if isinstance(output, Tensor) else None
 
-    handle = norm.register_forward_hook(alter)
-    try:
+    with norm.register_forward_hook(alter):
         as_it_is, altered = first(output), first(run())
-    finally:
-        handle.remove()
     return as_it_is is not None and altered is not None and torch.equal(as_it_is, altered)

@@ -83,10 +83,20 @@ class ArmContext:
         choices = {name: self[setting] for name, setting in sizes.items() if name not in choices} | choices
         return Transformer(TransformerConfig(**choices), seed=self.seed)
 
-    def text_batch(self, text: bytes, *, seed: int = 0) -> Batch:
-        """One batch of windows of a text, on the device; the settings are "batch" and "window"."""
-        (ids,) = next(windows(text, batch=self["batch"], window=self["window"], seed=seed))
-        return (ids.to(self.device),)
+    def text_ids(
+        self, text: bytes | None = None, *, batch: int | None = None, window: int | None = None, seed: int = 0
+    ) -> Tensor:
+        """Token ids (batch, window + 1) of a text, on the device.
+
+        Args:
+            text: The held-out text of the standard library if None.
+            batch: The setting "batch" if None.
+            window: The setting "window" if None.
+            seed: Of the places of the windows.
+        """
+        text = text_of_the_library()[1] if text is None else text
+        (ids,) = next(windows(text, batch=batch or self["batch"], window=window or self["window"], seed=seed))
+        return ids.to(self.device)
 
     def random_ids(self, vocabulary: int, *, rows: int, tokens: int) -> tuple[Tensor, torch.Generator]:
         """Token ids (rows, tokens + 1) of equal probability, and the generator that drew them."""
@@ -221,12 +231,8 @@ def findings(model: nn.Module, batch: Batch, loss_of: Loss) -> tuple[dict[str, A
     def record(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls.append(dict(signature.bind(*args, **kwargs).arguments))
 
-    handle = model.register_forward_pre_hook(record, with_kwargs=True)
-    try:
-        with evaluating(model), torch.no_grad():
-            loss_of(model, tuple(tensor[:rows] for tensor in batch))
-    finally:
-        handle.remove()
+    with model.register_forward_pre_hook(record, with_kwargs=True), evaluating(model), torch.no_grad():
+        loss_of(model, tuple(tensor[:rows] for tensor in batch))
     return tuple(
         {"rule": found.rule, "severity": found.severity, "title": found.title, "sites": list(found.sites)}
         for found in inspect(model, calls[0]).findings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -104,6 +105,31 @@ def arm_lines(
     labelled = arms if isinstance(arms, Mapping) else {arm: arm for arm in arms}
     seeds = list(seeds)
     return tuple(line(label, x, [filled(paired[arm][quantity]) for paired in seeds]) for label, arm in labelled.items())
+
+
+def swept_lines(
+    seeds: Iterable[Paired],
+    models: Iterable[str],
+    arm: str,
+    quantity: str,
+    x: Sequence[float],
+    missing: float = math.inf,
+) -> tuple[Line, ...]:
+    """A line for each model through a number that it measured in one arm for each x.
+
+    Args:
+        seeds: What all arms measured with each seed.
+        models: Labels of the lines.
+        arm: The name of an arm, with places for model and x, as in "{}, rate {:g}".
+        quantity: A name in the measurements.
+        x: Places.
+        missing: In place of None.
+    """
+    seeds = list(seeds)
+    return tuple(
+        line(model, x, [filled([paired[arm.format(model, at)][quantity] for at in x], missing) for paired in seeds])
+        for model in models
+    )
 
 
 def arm_values(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from normkit.errors import InputError
 from normkit.identification.state import in_mode
 from normkit.study.training_run import Batch
+from normkit.study.transformer import Transformer
 
 SEPARATOR = b"\0"
 """The byte before each file; a source file never holds it."""
@@ -199,8 +200,17 @@ def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model: nn.Module, text: bytes, *, window: int, count: int = 64) -> float:
-    """Mean cross-entropy in evaluation mode over `count` windows spread evenly over a text, in nats a byte."""
+def held_out_loss(model: nn.Module, text: bytes | None = None, *, window: int | None = None, count: int = 64) -> float:
+    """Mean cross-entropy in evaluation mode over `count` windows spread evenly over a text, in nats a byte.
+
+    Args:
+        model: A model of token ids.
+        text: The held-out text of the standard library if None.
+        window: Tokens that the model reads; those of the `Transformer` if None.
+        count: Of windows.
+    """
+    text = text_of_the_library()[1] if text is None else text
+    window = cast(Transformer, model).config.context if window is None else window
     stream = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     starts = torch.linspace(0, len(stream) - window - 1, count).long()
     ids = stream[starts[:, None] + torch.arange(window + 1)].long()

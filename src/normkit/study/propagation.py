@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normkit import geometry, reference
 from normkit.geometry.invariant_groups import replaced
+from normkit.identification.state import hooked
 from normkit.spec import NormSpec
 from normkit.study.corpus import next_token_loss
 from normkit.study.training_run import Batch, Loss
@@ -50,15 +51,12 @@ def propagate(model: Transformer, ids: Tensor, generator: torch.Generator) -> Pr
     def record(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         stream.extend(mean_square(x) for x in (*(() if stream else inputs), output))
 
-    handles = [block.register_forward_hook(record) for block in model.blocks]
-    handles.append(model.unembedding.register_forward_pre_hook(lambda _module, inputs: read.append(inputs[0].detach())))
-    token_gradient = last_token_gradient(model, ids)
-    for handle in handles[:-1]:
-        handle.remove()
-    perturb(model.blocks, _RELATIVE, generator)
-    with torch.no_grad():
-        model(ids[:, :-1])
-    handles[-1].remove()
+    with model.unembedding.register_forward_pre_hook(lambda _module, inputs: read.append(inputs[0].detach())):
+        with hooked(block.register_forward_hook(record) for block in model.blocks):
+            token_gradient = last_token_gradient(model, ids)
+        perturb(model.blocks, _RELATIVE, generator)
+        with torch.no_grad():
+            model(ids[:, :-1])
     branches = [model.get_submodule(f"blocks.{number}.mlp.branch") for number in range(len(model.blocks))]
     return Propagation(
         stream=tuple(stream),
@@ -86,10 +84,8 @@ def last_token_gradient(model: Transformer, ids: Tensor) -> float:
         calls.append((inputs[0].detach(), output))
 
     branch = model.get_submodule(f"blocks.{len(model.blocks) - 1}.mlp.branch")
-    handles = [module.register_forward_hook(record) for module in branch.children()]
-    loss = next_token_loss(model, (ids,))
-    for handle in handles:
-        handle.remove()
+    with hooked(module.register_forward_hook(record) for module in branch.children()):
+        loss = next_token_loss(model, (ids,))
     torch.autograd.backward(loss)
     total = 0.0
     for x, output in calls:
@@ -154,12 +150,8 @@ def backward_errors(
         forward = module.register_forward_hook(lambda _, args, _output: inputs.update({path: args[0].detach()}))
         return [forward, module.register_full_backward_hook(backward)]
 
-    handles = [handle for path, module in norms.items() for handle in record(path, module)]
-    try:
+    with hooked(handle for path, module in norms.items() for handle in record(path, module)):
         torch.autograd.backward(loss_of(model, batch))
-    finally:
-        for handle in handles:
-            handle.remove()
     errors = {}
     for path, module in norms.items():
         x, (dx, u) = inputs[path], gradients[path]

@@ -155,6 +155,11 @@ def difference(arm: str, other: str, name: str) -> Statistic:
     return lambda paired: float(paired[arm][name] - paired[other][name])
 
 
+def gap(arm: str, name: str, other: str) -> Statistic:
+    """The statistic that is one number of an arm minus another number of the same arm."""
+    return lambda paired: float(paired[arm][name] - paired[arm][other])
+
+
 def share_of_effect(arm: str, other: str, without: str, name: str) -> Statistic:
     """The statistic (arm - other) / (without - other): a difference over what having a norm at all changes.
 
@@ -179,6 +184,16 @@ def excess(losses: Sequence[float]) -> float:
         Wortsman et al. 2023, arXiv:2309.14322.
     """
     return sum(losses) / len(losses) - float(min(losses))
+
+
+def over_rates(paired: Paired, model: str) -> list[Measurement]:
+    """The measurements of a model at its learning rates, in the order of the arms, "MODEL, rate RATE" by name."""
+    return [measured for name, measured in paired.items() if name.startswith(f"{model}, rate ")]
+
+
+def sensitivity(paired: Paired, model: str) -> float:
+    """`excess` of a model's losses at the end, "last", over its learning rates; a diverged run has its first loss."""
+    return excess([float(run["last"]) for run in over_rates(paired, model)])
 
 
 def exponent(arm: str, quantity: str, power: float = 1.0) -> Statistic:

@@ -48,13 +48,12 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     trained = specs.TORCH_LAYER_NORM.replace(has_weight=name in (_BOTH, _GAIN), has_bias=name in (_BOTH, _BIAS))
     model = context.transformer(norm=frozen_gains(context.seed) if name == _FROZEN else trained)
     recipe = context.recipe(learning_rate=context["little_rate" if is_little else "learning_rate"])
-    training, held_out = text_of_the_library()
+    training, _ = text_of_the_library()
     if is_little:
         training = training[: context["little_bytes"]]
     run = context.train_on_text(model, recipe, text=training)
-    window = model.config.context
-    unseen = run.capped(held_out_loss(model, held_out, window=window))
-    gap = unseen - run.capped(held_out_loss(model, training, window=window))
+    unseen = run.capped(held_out_loss(model))
+    gap = unseen - run.capped(held_out_loss(model, training))
     return run.measurement(recipe.steps, held_out=unseen, gap=gap)
 
 

@@ -34,7 +34,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
         return model.to(context.device, torch.float64).eval()
 
     model = build()
-    (ids,) = context.text_batch(text_of_the_library()[0], seed=context.seed)
+    ids = context.text_ids(text_of_the_library()[0], seed=context.seed)
     with torch.no_grad():
         x = model.embed(ids[:, :-1])
         over_input = [_scores(model, scale * x) for scale in context["input_scales"]]

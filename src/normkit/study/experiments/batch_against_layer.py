@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from normkit.study.arm_context import Settings
-from normkit.study.chart import Bars, Chart, Curves, Line, Marks, arm_lines, line, loss_line
+from normkit.study.chart import Bars, Chart, Curves, Line, Marks, arm_lines, loss_line, swept_lines
 from normkit.study.experiments import batch_models as models
 from normkit.study.result import Claim, Condition, Study, budget
-from normkit.study.statistics import Paired, difference, filled, range_of, ratio
+from normkit.study.statistics import Paired, difference, gap, range_of, ratio
 
 _COUPLINGS = ("samples", "batch size", "future", "padding")
 _TEXT_ARM = "Transformer: BatchNorm, rate 0.003"
@@ -214,9 +215,7 @@ _CLAIMS = (
             Condition(
                 says="the Transformer's loss in evaluation lies at least 0.1 nats above that of training mode, same "
                 "text",
-                statistic=lambda paired: float(
-                    paired[_TEXT_ARM]["held_out"] - paired[_TEXT_ARM]["held_out_training_mode"]
-                ),
+                statistic=gap(_TEXT_ARM, "held_out", "held_out_training_mode"),
                 low=0.1,
                 source=_NATS,
             ),
@@ -229,9 +228,7 @@ _CLAIMS = (
             ),
             Condition(
                 says="the fall of the evaluation loss when statistics are recomputed under the final weights, in nats",
-                statistic=lambda paired: float(
-                    paired[_TEXT_ARM]["held_out"] - paired[_TEXT_ARM]["held_out_new_statistics"]
-                ),
+                statistic=gap(_TEXT_ARM, "held_out", "held_out_new_statistics"),
             ),
         ),
         ledger=("C75",),
@@ -256,18 +253,14 @@ _CLAIMS = (
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
-    sizes, rate = settings["batch_sizes"], settings["text_rates"][-1]
+    rate = settings["text_rates"][-1]
     recurrent = {
         norm: f"RNN: {norm}" for norm in ("one BatchNorm", "a BatchNorm for each time", "LayerNorm", "no norm")
     }
     rows = tuple(f"{norm}, {mode}" for norm in models.NORMS for mode in ("training", "evaluation"))
 
-    def over_sizes(norms: list[str], name: str) -> tuple[Line, ...]:
-        arms = {norm: [f"MLP: {norm}, batch {size}" for size in sizes] for norm in norms}
-        return tuple(
-            line(norm, sizes, [filled([paired[arm][name] for arm in each], math.nan) for paired in seeds])
-            for norm, each in arms.items()
-        )
+    def over_sizes(norms: Iterable[str], name: str) -> tuple[Line, ...]:
+        return swept_lines(seeds, norms, "MLP: {}, batch {}", name, settings["batch_sizes"], math.nan)
 
     def held_out(norm: str, name: str) -> tuple[float, ...]:
         return tuple(paired[f"Transformer: {norm}, rate {rate:g}"][name] for paired in seeds)
@@ -287,7 +280,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
             description="BatchNorm's curve rises steeply below 16 images, the others slowly.",
             x_label="images in a batch",
             y_label="held-out error (%)",
-            panels=(("", over_sizes(list(models.NORMS), "error")),),
+            panels=(("", over_sizes(models.NORMS, "error")),),
             x_log=True,
         ),
         Curves(
@@ -297,7 +290,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
             description="LayerNorm's line is zero; BatchNorm's leaves zero at small batches.",
             x_label="images in a batch",
             y_label="evaluation less training (nats)",
-            panels=(("", over_sizes(["BatchNorm", "LayerNorm"], "gap")),),
+            panels=(("", over_sizes(("BatchNorm", "LayerNorm"), "gap")),),
             x_log=True,
         ),
         Curves(

@@ -33,7 +33,7 @@ from normkit.study.small_nets import (
     Recurrent,
     RecurrentConfig,
 )
-from normkit.study.statistics import Measurement, Paired, Statistic, steps_to
+from normkit.study.statistics import Measurement, Paired, Statistic, over_rates, steps_to
 from normkit.study.training_run import Batch, TrainingRun
 from normkit.study.transformer import Transformer, TransformerConfig
 
@@ -343,5 +343,5 @@ def greatest_dependence(rows: tuple[str, ...], names: tuple[str, ...]) -> Statis
 
 def best_loss(paired: Paired, norm: str) -> float:
     """The least held-out loss of a Transformer over the learning rates; NaN if none was run."""
-    losses = [measured["held_out"] for arm, measured in paired.items() if arm.startswith(f"Transformer: {norm}, ")]
+    losses = [measured["held_out"] for measured in over_rates(paired, f"Transformer: {norm}")]
     return float(min(losses, default=math.nan))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from normkit import specs
+from normkit.identification.state import hooked
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
-from normkit.study.corpus import held_out_loss, text_of_the_library, windows
+from normkit.study.corpus import held_out_loss
 from normkit.study.model_parts import Centring, HyperplaneNorm, NormLayer, random_hyperplanes
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, Statistic, difference, largest, padded, share_of_effect
@@ -50,12 +51,9 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     model = context.transformer(layers=layers, norm=norms[name], placement=placement).to(context.device)
     steps = context["deep_steps" if arm.name.endswith("deep") else "steps"]
     recipe = context.recipe(steps=steps)
-    _, held_out = text_of_the_library()
     directions = removed_directions(model)
     start = {path: writer.detach().clone() for path, writer in writers(model).items()}
-    window = model.config.context
-    (ids,) = next(windows(held_out, batch=8, window=window, seed=0))
-    ids = ids[:, :-1].to(context.device)
+    ids = context.text_ids(batch=8)[:, :-1]
     stream_start = stream_share(model, ids, directions)
     every = max(1, steps // _POINTS)
     at = list(range(every, steps, every)) or [0]
@@ -72,7 +70,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     biases = (module.bias.detach()[:, None] for _, module in branch_ends(model))
     return run.measurement(
         steps,
-        held_out=run.capped(held_out_loss(model, held_out, window=window)),
+        held_out=run.capped(held_out_loss(model)),
         diverged=run.diverged,
         chance=1 / model.config.width,
         at=at,
@@ -131,12 +129,9 @@ def stream_share(model: nn.Module, ids: Tensor, directions: Tensor) -> float:
         along = (rows @ directions.double()).square().sum(-1) / directions.shape[1]
         found.append((along / rows.square().sum(-1)).mean().item())
 
-    handles = [module.register_forward_pre_hook(record) for module in model.modules() if isinstance(module, Residual)]
-    try:
+    residuals = [module for module in model.modules() if isinstance(module, Residual)]
+    with hooked(module.register_forward_pre_hook(record) for module in residuals):
         model(ids)
-    finally:
-        for handle in handles:
-            handle.remove()
     return sum(found) / len(found)
 
 

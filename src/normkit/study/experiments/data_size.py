@@ -45,11 +45,11 @@ NORMS: dict[str, NormLayer] = {"LayerNorm": specs.TORCH_LAYER_NORM, "DyT": Dynam
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
     norm = arm.choices["norm"]
     model = context.transformer(norm=NORMS[norm], placement="none" if norm == "no norm" else "pre")
-    training, held_out = text_of_the_library()
+    training, _ = text_of_the_library()
     text = training[: context["little"]] if arm.choices["text"] == "little text" else training
     recipe = context.recipe()
     run = context.train_on_text(model, recipe, text=text)
-    loss = run.capped(held_out_loss(model, held_out, window=model.config.context))
+    loss = run.capped(held_out_loss(model))
     saturated = [module.saturated.item() for module in model.modules() if isinstance(module, DynamicTanh)]
     return run.measurement(
         recipe.steps,

@@ -14,7 +14,6 @@ from torch.nn.utils.parametrizations import spectral_norm
 from normkit.geometry import attention_entropy
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Bars, Chart, arm_values
-from normkit.study.corpus import text_of_the_library
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, difference, share_of_effect, value_of
 from normkit.study.transformer import Transformer, attention_scores
@@ -52,8 +51,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
         reparametrize(model)
     recipe = context.recipe(learning_rate=arm.choices["rate"])
     run = context.train_on_text(model, recipe)
-    (ids,) = context.text_batch(text_of_the_library()[1])
-    entropy, slack = lowest_entropy(model.eval(), ids[:, :-1])
+    entropy, slack = lowest_entropy(model.eval(), context.text_ids()[:, :-1])
     return run.measurement(recipe.steps, loss=run.mean_of_last(), entropy=entropy, slack=slack)
 
 

@@ -14,7 +14,7 @@ from normkit import specs
 from normkit.spec import NormSpec
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values, line
-from normkit.study.corpus import held_out_loss, next_token_loss, text_of_the_library
+from normkit.study.corpus import held_out_loss, next_token_loss
 from normkit.study.model_parts import DetachedNorm, NormLayer
 from normkit.study.propagation import FACTORS, along_the_gradient, backward_errors, flat, turnings
 from normkit.study.result import Arm, Claim, Condition, Study, budget
@@ -45,7 +45,7 @@ def _arms(_settings: Settings) -> tuple[Arm, ...]:
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
-    batch = context.text_batch(text_of_the_library()[1])
+    batch = (context.text_ids(),)
     match arm.choices["kind"]:
         case "trained":
             return _trained(context, arm.choices["norm"], batch)
@@ -63,10 +63,9 @@ def _trained(context: ArmContext, norm: str, batch: Batch) -> Measurement:
         return along_the_gradient(model, batch, next_token_loss).measures if step - 1 in at else {}
 
     run = context.train_on_text(model, context.recipe(), observe=observe)
-    unseen = held_out_loss(model, text_of_the_library()[1], window=model.config.context)
     return run.measurement(
         steps,
-        held_out=run.capped(unseen),
+        held_out=run.capped(held_out_loss(model)),
         diverged=run.diverged,
         at=at,
         **{name: padded(run.observed(name), len(at)) for name in ("roughness", "loss_range", "surprise")},

@@ -77,9 +77,8 @@ def _moved(model: Transformer, ids: Tensor) -> dict[str, float]:
     """How far the first norm moves its rows, and how far its gain and bias alone do, over the length of the rows."""
     calls: list[tuple[Tensor, Tensor]] = []
     norm = model.get_submodule("blocks.0.attention.norm")
-    handle = norm.register_forward_hook(lambda _module, inputs, output: calls.append((inputs[0], output)))
-    model(ids[:, :-1])
-    handle.remove()
+    with norm.register_forward_hook(lambda _module, inputs, output: calls.append((inputs[0], output))):
+        model(ids[:, :-1])
     ((x, normalized),) = calls
     assert isinstance(norm, nn.LayerNorm)
     bare = nn.functional.layer_norm(x, norm.normalized_shape, eps=norm.eps)

@@ -13,7 +13,6 @@ from torch.nn.utils import parametrizations
 from normkit import geometry, specs
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Marks
-from normkit.study.corpus import text_of_the_library
 from normkit.study.model_parts import BatchNorm, NormLayer
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, filled, padded
@@ -48,10 +47,9 @@ Change = tuple[Tensor, Callable[[Tensor], Tensor]]
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
     norm = arm.choices["norm"]
     model = build(norm, context, eps=NO_EPS)
-    _, held_out = text_of_the_library()
     recipe = context.recipe()
     run = context.train_on_text(model, recipe)
-    (ids,) = context.text_batch(held_out, seed=context.seed)
+    ids = context.text_ids(seed=context.seed)
     with_eps = build(norm, context, eps=context["eps"])
     with_eps.load_state_dict(model.state_dict())
     table = geometry.invariances(seed=context.seed)
@@ -100,13 +98,12 @@ def errors(model: Transformer, ids: Tensor, *, seed: int) -> dict[str, float]:
     def logits(weight: Tensor, of_rows: Callable[[Tensor], Tensor]) -> Tensor:
         """With other weights and rows for the layer; the weights are restored."""
         kept = stored.detach().clone()
-        handle = linear.register_forward_pre_hook(lambda _module, inputs: (of_rows(inputs[0]),))
-        try:
-            stored.copy_(weight)
-            output: Tensor = model(ids)
-        finally:
-            handle.remove()
-            stored.copy_(kept)
+        with linear.register_forward_pre_hook(lambda _module, inputs: (of_rows(inputs[0]),)):
+            try:
+                stored.copy_(weight)
+                output: Tensor = model(ids)
+            finally:
+                stored.copy_(kept)
         return output
 
     before = logits(stored.detach(), lambda rows: rows)

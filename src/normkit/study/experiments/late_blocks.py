@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, arm_lines
-from normkit.study.corpus import held_out_loss, text_of_the_library, windows
+from normkit.study.corpus import held_out_loss
 from normkit.study.propagation import mean_square
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, Statistic, difference
@@ -32,11 +32,9 @@ def build(context: ArmContext, name: str) -> Transformer:
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
     model, recipe = build(context, arm.name), context.recipe()
     run = context.train_on_text(model, recipe)
-    _, text = text_of_the_library()
-    (ids,) = next(windows(text, batch=8, window=model.config.context, seed=0))
-    stream, angles = through_blocks(model, ids[:, :-1].to(context.device))
-    whole = held_out_loss(model, text, window=model.config.context)
-    without = [removed_loss(model, place, text) - whole for place in range(len(model.blocks))]
+    stream, angles = through_blocks(model, context.text_ids(batch=8)[:, :-1])
+    whole = held_out_loss(model)
+    without = [removed_loss(model, place) - whole for place in range(len(model.blocks))]
     return run.measurement(recipe.steps, held_out=whole, without=without, stream=stream, angles=angles)
 
 
@@ -57,11 +55,11 @@ def through_blocks(model: Transformer, ids: Tensor) -> tuple[list[float], list[f
     return stream, angles
 
 
-def removed_loss(model: Transformer, place: int, text: bytes) -> float:
+def removed_loss(model: Transformer, place: int, text: bytes | None = None) -> float:
     """The held-out loss with one block replaced by the identity."""
     block, model.blocks[place] = model.blocks[place], nn.Identity()
     try:
-        return held_out_loss(model, text, window=model.config.context)
+        return held_out_loss(model, text)
     finally:
         model.blocks[place] = block
 

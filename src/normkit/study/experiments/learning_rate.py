@@ -11,10 +11,10 @@ import torch
 
 from normkit.files import finite
 from normkit.study.arm_context import ArmContext, Settings
-from normkit.study.chart import Chart, Curves, Line, line
-from normkit.study.corpus import next_token_loss, text_of_the_library, windows
+from normkit.study.chart import Chart, Curves, Line, swept_lines
+from normkit.study.corpus import next_token_loss, text_of_the_library
 from normkit.study.result import Arm, Claim, Condition, Study, budget
-from normkit.study.statistics import Measurement, Paired, excess, filled, range_of
+from normkit.study.statistics import Measurement, Paired, excess, over_rates, range_of, sensitivity
 from normkit.study.training_run import Batch
 from normkit.study.transformer import Transformer, attention_scores
 
@@ -25,6 +25,7 @@ _MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 _RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 _STEP_RATES = tuple(10 ** (quarter / 4) for quarter in range(-48, 13))
+_AT_RATE = "{}, rate {:g}"
 _BY_BLOCK = "one block at a time, {}"
 _COMPARED = ("LayerNorm", "no norm")
 _LAST = 20
@@ -33,7 +34,7 @@ _LAST = 20
 
 def _arms(settings: Settings) -> tuple[Arm, ...]:
     trained = [
-        Arm(name=f"{model}, rate {rate:g}", choices={"model": model, "rate": rate})
+        Arm(name=_AT_RATE.format(model, rate), choices={"model": model, "rate": rate})
         for model in _MODELS
         for rate in settings["rates"]
     ]
@@ -45,23 +46,20 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     is_trained = "rate" in arm.choices
     layers = context["layers" if is_trained else "deep_layers"]
     model = context.transformer(layers=layers, **_MODELS[arm.choices["model"]])
-    window = model.config.context
     training, _ = text_of_the_library()
     if not is_trained:
-        batch = next(windows(training, batch=context["batch"], window=window, seed=context.seed))
+        batch = context.text_ids(training, seed=context.seed)
         # float64: the smallest steps move the loss by less than float32 resolves. Two windows are enough.
-        return _step_rates(model.to(context.device, torch.float64), tuple(x[:2].to(context.device) for x in batch))
+        return _step_rates(model.to(context.device, torch.float64), (batch[:2],))
     run = context.train_on_text(model, context.recipe(learning_rate=arm.choices["rate"]))
-    (ids,) = next(windows(training, batch=4, window=window, seed=context.seed + 1_000_003))
-    score = _largest_score(model, ids[:, :-1])
+    score = _largest_score(model, context.text_ids(training, batch=4, seed=context.seed + 1_000_003)[:, :-1])
     return run.measurement(last=run.mean_of_last(_LAST), diverged=run.diverged, score=score)
 
 
 @torch.no_grad()
 def _largest_score(model: Transformer, ids: torch.Tensor) -> float | None:
     """The largest magnitude of an attention score that a token may see, over all blocks; None if it is not finite."""
-    parameter = next(model.parameters())
-    x = model.embed(ids.to(parameter.device))
+    x = model.embed(ids)
     largest: float = 0.0
     for place, block in enumerate(model.blocks):
         scores, seen = attention_scores(model, place, x)
@@ -99,25 +97,15 @@ def _step_rates(model: Transformer, batch: Batch) -> Measurement:
     return {"lowest": lowest, "highest": highest}
 
 
-def _of_rates(model: str, paired: Paired) -> list[Measurement]:
-    """The runs of a model, by ascending rate."""
-    return [measured for name, measured in paired.items() if name.startswith(f"{model}, rate ")]
-
-
-def _sensitivity(paired: Paired, model: str) -> float:
-    """Mean over the rates of the loss at the end above the best one; a diverged run counts as its first loss."""
-    return excess([float(run["last"]) for run in _of_rates(model, paired)])
-
-
 def _sensitivity_above(model: str, paired: Paired) -> float:
-    """`_sensitivity` over the rates from LayerNorm's best on; at lower ones all models are undertrained alike."""
-    best = min(range(len(runs := _of_rates("LayerNorm", paired))), key=lambda place: float(runs[place]["last"]))
-    return excess([float(run["last"]) for run in _of_rates(model, paired)[best:]])
+    """`sensitivity` over the rates from LayerNorm's best on; at lower ones all models are undertrained alike."""
+    best = min(range(len(runs := over_rates(paired, "LayerNorm"))), key=lambda place: float(runs[place]["last"]))
+    return excess([float(run["last"]) for run in over_rates(paired, model)[best:]])
 
 
 def _growth(paired: Paired, *, model: str) -> float:
     """The largest score after training at the highest rate over that at the lowest; infinite if it is not finite."""
-    first, *_, last = _of_rates(model, paired)
+    first, *_, last = over_rates(paired, model)
     return math.inf if last["score"] is None else float(last["score"] / first["score"])
 
 
@@ -164,7 +152,7 @@ _CLAIMS = (
             Condition(
                 says="the same over all rates",
                 statistic=lambda paired: (
-                    _sensitivity(paired, "LayerNorm") - _sensitivity(paired, "LayerNorm and QK-norm")
+                    sensitivity(paired, "LayerNorm") - sensitivity(paired, "LayerNorm and QK-norm")
                 ),
             ),
         ),
@@ -175,7 +163,7 @@ _CLAIMS = (
         conditions=(
             Condition(
                 says="the mean loss above the best, over all rates, is at least 0.1 nats a byte lower with LayerNorm",
-                statistic=lambda paired: _sensitivity(paired, "no norm") - _sensitivity(paired, "LayerNorm"),
+                statistic=lambda paired: sensitivity(paired, "no norm") - sensitivity(paired, "LayerNorm"),
                 low=0.1,
                 source="several times the difference of two seeds",
             ),
@@ -205,15 +193,6 @@ _CLAIMS = (
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
-    rates = settings["rates"]
-
-    def over_rates(name: str) -> tuple[Line, ...]:
-        ends = {
-            model: [filled([paired[f"{model}, rate {rate:g}"][name] for rate in rates]) for paired in seeds]
-            for model in _MODELS
-        }
-        return tuple(line(model, rates, ends[model]) for model in _MODELS)
-
     return (
         Curves(
             name="learning-rate-loss",
@@ -222,7 +201,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
             description="All three train at low rates; they differ at high ones.",
             x_label="peak learning rate",
             y_label="loss (nats a byte)",
-            panels=(("", over_rates("last")),),
+            panels=(("", swept_lines(seeds, _MODELS, _AT_RATE, "last", settings["rates"])),),
             x_log=True,
         ),
         Curves(
@@ -232,7 +211,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
             description="Scores grow by orders of magnitude with the rate unless queries and keys are normalized.",
             x_label="peak learning rate",
             y_label="largest score",
-            panels=(("", over_rates("score")),),
+            panels=(("", swept_lines(seeds, _MODELS, _AT_RATE, "score", settings["rates"])),),
             x_log=True,
             y_log=True,
         ),

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.errors import InputError
+from normkit.identification.state import hooked
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, arm_lines
 from normkit.study.corpus import text_of_the_library
@@ -109,12 +110,9 @@ def loss_with(
         stream[0, rows, columns] = values
         return (stream, *output[1:]) if isinstance(output, tuple) else stream
 
-    handle = model.get_decoder().layers[layer].register_forward_hook(replace) if layer >= 0 else None
-    try:
+    replaced = [model.get_decoder().layers[layer]] if layer >= 0 else []
+    with hooked(module.register_forward_hook(replace) for module in replaced):
         return F.cross_entropy(model(ids[:, :-1]).logits[0].float(), ids[0, 1:]).item()
-    finally:
-        if handle is not None:
-            handle.remove()
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:

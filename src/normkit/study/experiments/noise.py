@@ -17,7 +17,7 @@ from normkit.study.digits import SIDE, digit_batches, digit_loss, digit_score, d
 from normkit.study.model_parts import BatchNorm, NoisyBatchNorm, NormLayer
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.small_nets import MLP, MLPConfig, step_changes
-from normkit.study.statistics import Measurement, Paired, Statistic, filled, padded, steps_to
+from normkit.study.statistics import Measurement, Paired, Statistic, filled, gap, over_rates, padded, steps_to
 
 OBSERVED_RATE = 0.1
 """The learning rate at which shift and smoothness are measured."""
@@ -95,7 +95,7 @@ def fewest_steps(paired: Paired, net: str) -> float:
     Raises:
         KeyError: If the net was not run.
     """
-    taken = [measured["steps_to"] for arm, measured in paired.items() if arm.startswith(f"{net}, ")]
+    taken = [measured["steps_to"] for measured in over_rates(paired, net)]
     if not taken:
         raise KeyError(net)
     return float(min((steps for steps in taken if steps is not None), default=math.inf))
@@ -300,9 +300,7 @@ STUDY = Study(
                 ),
                 Condition(
                     says="with noise 0.5: the error in evaluation minus the error in training mode, in points",
-                    statistic=lambda paired: float(
-                        paired["noise 0.5, rate 0.1"]["error"] - paired["noise 0.5, rate 0.1"]["training_mode_error"]
-                    ),
+                    statistic=gap("noise 0.5, rate 0.1", "error", "training_mode_error"),
                 ),
             ),
             ledger=("C74",),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normkit import specs
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, arm_lines
-from normkit.study.corpus import held_out_loss, text_of_the_library, windows
+from normkit.study.corpus import held_out_loss
 from normkit.study.experiments.late_blocks import through_blocks
 from normkit.study.model_parts import norm_layer
 from normkit.study.result import Arm, Claim, Condition, Study, budget
@@ -50,16 +50,14 @@ def build(context: ArmContext, name: str) -> Transformer:
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
     model, recipe = build(context, arm.name), context.recipe()
-    _, text = text_of_the_library()
-    (ids,) = next(windows(text, batch=8, window=model.config.context, seed=0))
-    ids = ids[:, :-1].to(context.device)
+    ids = context.text_ids(batch=8)[:, :-1]
     start, _ = through_blocks(context.move(model), ids)  # type: ignore[arg-type]
     run = context.train_on_text(model, recipe)
     stream, _ = through_blocks(model, ids)
     norms = [math.log(point.gradient_norm) for point in run.points[recipe.warmup :]]
     return run.measurement(
         recipe.steps,
-        held_out=run.capped(held_out_loss(model, text, window=model.config.context)),
+        held_out=run.capped(held_out_loss(model)),
         start=start,
         stream=stream,
         growth=stream[-1] / start[-1],

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from normkit.geometry import centre
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, loss_line
-from normkit.study.corpus import held_out_loss, text_of_the_library
+from normkit.study.corpus import held_out_loss
 from normkit.study.result import Arm, Claim, Condition, Study, budget
-from normkit.study.statistics import Measurement, Paired, difference, share_of_effect
+from normkit.study.statistics import Measurement, Paired, difference, gap, share_of_effect
 
 ARMS = ("norms kept", "norms removed", "never a norm")
 
@@ -65,17 +65,10 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
         return {}
 
     run = context.train_on_text(model, recipe, observe=observe)
-    _, text = text_of_the_library()
-    loss = run.capped(held_out_loss(model, text, window=model.config.context))
+    loss = run.capped(held_out_loss(model))
     remove_in_turn(model, 1.0)
-    cut = run.capped(held_out_loss(model, text, window=model.config.context))
+    cut = run.capped(held_out_loss(model))
     return run.measurement(recipe.steps, held_out=loss, cut=cut)
-
-
-def _cut(paired: Paired) -> float:
-    """What it costs to remove all norms at once, without training on."""
-    kept = paired["norms kept"]
-    return float(kept["cut"] - kept["held_out"])
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
@@ -131,7 +124,7 @@ STUDY = Study(
             conditions=(
                 Condition(
                     says="removing all norms at once costs at least 0.1 nats a byte",
-                    statistic=_cut,
+                    statistic=gap("norms kept", "cut", "held_out"),
                     low=0.1,
                     source="twice what removal in turn may cost",
                 ),

@@ -12,7 +12,6 @@ from normkit import specs
 from normkit.geometry import attention_entropy, selectable
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, loss_line
-from normkit.study.corpus import text_of_the_library, windows
 from normkit.study.model_parts import Centring, NormLayer
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, difference, value_of
@@ -52,12 +51,11 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
         model = context.transformer(vocabulary=context["classes"], causal=False, **sizes)
         batches = majority_batches(context.settings, context.seed)
         run = context.train(model, recipe, batches, majority_loss)
-        (ids, _) = next(majority_batches(context.settings, context.seed + 1_000_003))
+        ids, _ = next(majority_batches(context.settings, context.seed + 1_000_003))
     else:
         model = context.transformer(context=context["text_window"], **sizes)
         run = context.train_on_text(model, recipe, batch=4)
-        (batch,) = next(windows(text_of_the_library()[1], batch=4, window=context["text_window"], seed=0))
-        ids = batch[:, :-1]
+        ids = context.text_ids(batch=4, window=context["text_window"])[:, :-1]
     evenness, hidden = of_attention(model.eval(), ids.to(context.device))
     return run.measurement(recipe.steps, loss=run.mean_of_last(), evenness=evenness, hidden=hidden)
 

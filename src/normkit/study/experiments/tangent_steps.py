@@ -16,14 +16,15 @@ from torch.optim import SGD, Optimizer
 from normkit import specs
 from normkit.geometry import InvariantGroup, TangentOptimizer
 from normkit.study.arm_context import ArmContext, Settings
-from normkit.study.chart import Chart, Curves, Line, line
+from normkit.study.chart import Chart, Curves, swept_lines
 from normkit.study.digits import digit_batches, digit_loss, digits
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.small_nets import MLP, MLPConfig
-from normkit.study.statistics import Measurement, Paired, excess, filled
+from normkit.study.statistics import Measurement, Paired, sensitivity
 from normkit.study.training_run import Batch
 
 NETS = ("LayerNorm", "LayerNorm, tangent", "no norm", "no norm, tangent")
+_AT_RATE = "{}, rate {:g}"
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _BARE_NORM = specs.TORCH_LAYER_NORM.replace(has_weight=False, has_bias=False)
 _PROBED_RATE = 0.1
@@ -49,7 +50,7 @@ class Reader(MLP):
 
 def _arms(settings: Settings) -> tuple[Arm, ...]:
     return tuple(
-        Arm(name=f"{net}, rate {rate:g}", choices={"net": net, "rate": rate})
+        Arm(name=_AT_RATE.format(net, rate), choices={"net": net, "rate": rate})
         for net in NETS
         for rate in settings["rates"]
     )
@@ -133,17 +134,8 @@ def group_length(group: InvariantGroup) -> float:
     return float(torch.stack([weight.detach().norm() for weight in group.parameters]).norm())
 
 
-def _sensitivity(paired: Paired, net: str) -> float:
-    """Mean over the rates of the loss at the end above the best one; a diverged run counts as its first loss."""
-    return excess([float(run["last"]) for name, run in paired.items() if name.startswith(f"{net}, rate ")])
-
-
-def _gap(paired: Paired) -> float:
-    return _sensitivity(paired, "no norm") - _sensitivity(paired, "LayerNorm")
-
-
 def _surprise(paired: Paired, net: str) -> float:
-    return math.log(float(paired[f"{net}, rate {_PROBED_RATE:g}"]["surprise"]))
+    return math.log(float(paired[_AT_RATE.format(net, _PROBED_RATE)]["surprise"]))
 
 
 def _share(paired: Paired, measure: Any) -> float:
@@ -153,14 +145,6 @@ def _share(paired: Paired, measure: Any) -> float:
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
-    rates = settings["rates"]
-
-    def over_rates(name: str) -> tuple[Line, ...]:
-        return tuple(
-            line(net, rates, [filled([paired[f"{net}, rate {rate:g}"][name] for rate in rates]) for paired in seeds])
-            for net in NETS
-        )
-
     return (
         Curves(
             name="tangent-steps",
@@ -170,7 +154,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
             description="With and without LayerNorm, each with plain and with tangent steps of gradient descent.",
             x_label="learning rate",
             y_label="loss (nats)",
-            panels=(("", over_rates("last")),),
+            panels=(("", swept_lines(seeds, NETS, _AT_RATE, "last", settings["rates"])),),
             x_log=True,
         ),
         Curves(
@@ -180,7 +164,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
             description="Under plain steps behind LayerNorm weights grow with the rate; under tangent steps they stay.",
             x_label="learning rate",
             y_label="growth",
-            panels=(("", over_rates("growth")),),
+            panels=(("", swept_lines(seeds, NETS, _AT_RATE, "growth", settings["rates"])),),
             x_log=True,
             y_log=True,
         ),
@@ -200,7 +184,7 @@ STUDY = Study(
             control=Condition(
                 says="LayerNorm is less sensitive to the rate than no norm: the mean loss above the best, over all "
                 "rates, is at least 0.1 nats lower",
-                statistic=_gap,
+                statistic=lambda paired: sensitivity(paired, "no norm") - sensitivity(paired, "LayerNorm"),
                 low=0.1,
                 source="several times the difference of two seeds, as in the study of learning rates",
             ),
@@ -208,7 +192,7 @@ STUDY = Study(
                 Condition(
                     says="without a norm, tangent steps alone go at least half of the way from no norm to LayerNorm in "
                     "that sensitivity",
-                    statistic=partial(_share, measure=_sensitivity),
+                    statistic=partial(_share, measure=sensitivity),
                     low=0.5,
                     source="what explains an effect brings most of it about",
                 ),
@@ -226,7 +210,7 @@ STUDY = Study(
             source="Arora, Li and Lyu 2018, arXiv:1812.03981, of BatchNorm",
             control=Condition(
                 says="at the highest rate the hidden weights behind LayerNorm grow at least twofold under plain steps",
-                statistic=lambda paired: float(paired[f"LayerNorm, rate {_RATES[-1]:g}"]["growth"]),
+                statistic=lambda paired: float(paired[_AT_RATE.format("LayerNorm", _RATES[-1])]["growth"]),
                 low=2.0,
                 source="a fourfold fall of the effective rate",
             ),
@@ -235,7 +219,7 @@ STUDY = Study(
                     says="kept on their spheres, nets with LayerNorm are more sensitive to the rate: the mean loss "
                     "above the best is at least 0.05 nats higher",
                     statistic=lambda paired: (
-                        _sensitivity(paired, "LayerNorm, tangent") - _sensitivity(paired, "LayerNorm")
+                        sensitivity(paired, "LayerNorm, tangent") - sensitivity(paired, "LayerNorm")
                     ),
                     low=0.05,
                     source="half of the smallest effect of a norm that the first claim asks for",
