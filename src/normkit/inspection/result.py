@@ -28,7 +28,7 @@ from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, P
 from normkit.measurement.intent import Intent
 from normkit.measurement.modes import ModeChange
 from normkit.measurement.modulation import Modulation
-from normkit.measurement.structure import Structure
+from normkit.measurement.structure import Structure, Usage
 from normkit.measurement.training import Training
 from normkit.measurement.weights import recurring_outliers
 from normkit.rules.finding import Check, Finding, Severity
@@ -216,15 +216,8 @@ def facts_of(
             "passports": {site.path: site.passport for site in structure.sites},
             "others": structure.others,
             "batch_norms": batch_norms(model, structure.others, data),
-            "handwritten": structure.handwritten,
             "called": frozenset(call.path for call in structure.called.modules),
-            "unread": structure.unread,
-            "constant": structure.constant,
-            "input_hooks": structure.input_hooks,
-            "in_a_row": structure.in_a_row,
-            "omissions": structure.omissions,
-            "odd_rows": structure.odd_rows,
-            "idle": structure.idle,
+            **{each.name: getattr(structure, each.name) for each in dataclasses.fields(Usage)},
         }
     facts = ModelFacts(
         name=name or type(model).__name__,

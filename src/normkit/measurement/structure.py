@@ -145,7 +145,29 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Structure:
+class Usage:
+    """How norms are used beside their usual places, as some forward passes show it."""
+
+    handwritten: tuple[HandwrittenNorm, ...] = ()
+    """Places where rows are normalized by no norm that was found."""
+    unread: tuple[str, ...] = ()
+    """Norms whose output nothing reads."""
+    constant: tuple[str, ...] = ()
+    """Branches in blocks that add the same vector to every row."""
+    input_hooks: tuple[InputHook, ...] = ()
+    """Norms whose input is changed by a hook before it comes in."""
+    in_a_row: frozenset[str] = frozenset()
+    """Norms that are called on their own output."""
+    omissions: tuple[Omission, ...] = ()
+    """Norms that run in all like modules but one."""
+    odd_rows: tuple[OddRows, ...] = ()
+    """Norms over other rows than the same norm in all like modules."""
+    idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the parameters of norms that change no output, by path of the norm."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Structure(Usage):
     """The norms and blocks of a model, as some forward passes show them."""
 
     called: Trace
@@ -164,22 +186,6 @@ class Structure:
     """Path of the norm after the last block, or None."""
     forward_calls: Mapping[str, int]
     """Calls of each norm in that pass, by path."""
-    handwritten: tuple[HandwrittenNorm, ...] = ()
-    """Places where rows are normalized by no norm that was found."""
-    unread: tuple[str, ...] = ()
-    """Norms whose output nothing reads."""
-    constant: tuple[str, ...] = ()
-    """Branches in blocks that add the same vector to every row."""
-    input_hooks: tuple[InputHook, ...] = ()
-    """Norms whose input is changed by a hook before it comes in."""
-    in_a_row: frozenset[str] = frozenset()
-    """Norms that are called on their own output."""
-    omissions: tuple[Omission, ...] = ()
-    """Norms that run in all like modules but one."""
-    odd_rows: tuple[OddRows, ...] = ()
-    """Norms over other rows than the same norm in all like modules."""
-    idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of the parameters of norms that change no output, by path of the norm."""
 
     @property
     def block_modules(self) -> list[nn.Module]:

@@ -13,13 +13,13 @@ from normkit.checkpoint.misfits import Misfit
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sites import OtherNorm
 from normkit.measurement.baseline import Baseline, DeclaredNorm
-from normkit.measurement.effects import HandwrittenNorm
 from normkit.measurement.facts import Attention, BatchNorm, Block, ModelFacts, Site, Spectrum, place_of
 from normkit.measurement.intent import Intent
 from normkit.measurement.modes import ModeChange
 from normkit.measurement.modulation import Modulation
-from normkit.measurement.patches import InputHook, OddRows, Omission, Patch, Sharing
+from normkit.measurement.patches import Patch, Sharing
 from normkit.measurement.row_leakage import Leak
+from normkit.measurement.structure import Usage
 from normkit.measurement.training import Training
 from normkit.spec import NormSpec
 
@@ -37,7 +37,7 @@ _FEWEST, _MOST = 3, 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Usage):
     """All measurements of one model."""
 
     model: ModelFacts
@@ -75,30 +75,14 @@ class Facts:
     """Paths of the modules that a forward pass called; empty where that was not seen."""
     patches: tuple[Patch, ...] | None = None
     """Code that replaces a library's own norm; None where that was not looked at."""
-    handwritten: tuple[HandwrittenNorm, ...] = ()
-    """Places where rows are normalized by no norm that was found."""
     row_scatter: float = math.nan
     """Variation of the row lengths of the model's matrices over the variation in fresh weights, as
     `weights.row_scatter` measures it; NaN if it was not measured."""
     broken: tuple[tuple[str, int], ...] = ()
     """Parameters and buffers that hold NaN or infinity, with the number of such entries; of a run that is not watched.
     """
-    unread: tuple[str, ...] = ()
-    """Norms whose output nothing reads."""
-    constant: tuple[str, ...] = ()
-    """Branches in blocks that add the same vector to every row."""
-    input_hooks: tuple[InputHook, ...] = ()
-    """Norms whose input is changed by a hook before it comes in."""
-    in_a_row: frozenset[str] = frozenset()
-    """Norms that are called on their own output."""
-    omissions: tuple[Omission, ...] = ()
-    """Norms that run in all like modules but one."""
-    odd_rows: tuple[OddRows, ...] = ()
-    """Norms over other rows than the same norm in all like modules."""
     misfits: tuple[Misfit, ...] | None = None
     """Parts that the model's file has in another number; None where normkit did not load the model."""
-    idle: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Parameters of norms that change no output: their names, by path of the norm."""
 
     def has(self, subject: Subject) -> bool:
         """There is one to look at."""
