@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from normkit.checkpoint.hadamard import construction, paley, rotate_columns, signs
-from normkit.checkpoint.williamson import ROWS, williamson
+from normkit.checkpoint.hadamard import ROWS, construction, paley, rotate_columns, signs, williamson
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 12, 16, 20, 28, 32, 36, 44, 52, 60, 64, 80, 92, 96, 104, 128, 180, 200, 576])

@@ -127,7 +127,8 @@ def _exact(case: Case, given: Arguments, part: Tensor) -> tuple[Exact, ...]:
     x, weight, bias = given.x.detach()[part], given.weight, given.bias
     if case.adds:
         # The stream is rounded to its dtype before it is normalized, and this is what a gradient passes through.
-        x = (x.float() + _residual(given)[part].float()).to(x.dtype)
+        residual = given.x if given.residual is None else given.residual.detach()
+        x = (x.float() + residual[part].float()).to(x.dtype)
     outputs = [units.output(x, case.spec, weight, bias, plain=True)]
     if case.adds:
         outputs.append(Exact(x.double(), x.double().abs()))
@@ -139,10 +140,6 @@ def _exact(case: Case, given: Arguments, part: Tensor) -> tuple[Exact, ...]:
         dx = Exact(dx.value + added, torch.hypot(dx.size, added))
     inputs = 1 + (given.residual is not None)
     return (*outputs, *([dx] * inputs), *(gain for gain in gains if gain is not None))
-
-
-def _residual(given: Arguments) -> Tensor:
-    return given.x if given.residual is None else given.residual.detach()
 
 
 _FLOOR = "copy"

@@ -10,8 +10,8 @@
     affine.py centring.py               the operations: gains and biases; means, and LayerNorms that become RMSNorms
     migration.py activations.py         scales for the channels of norms; the statistics that they are made of
     scaling.py headroom.py              the residual stream halved; how often it has to be
-    rotation.py hadamard.py             stream and values rotated; random matrices
-    williamson.py orthogonal.py         Hadamard matrices of small orders; matrices of a file
+    rotation.py                         stream and values rotated
+    hadamard.py orthogonal.py           random matrices; matrices of a file
     given.py given_files.py             what the user gives beside a checkpoint
     rotated_rows.py                     rotated matrices made of rows of the source
     arithmetic.py matrices.py           one rounding per number; matrices made of rows of the source

@@ -301,7 +301,9 @@ def as_stored(values: Tensor, dtype: str, name: str) -> Tensor:
 
 
 def _stored(matched: Matched, folded: Source, dtype: str) -> Tensor:
-    return as_stored(matched.arrange(_whole(folded, matched.source)), dtype, matched.source)
+    info = folded.tensors[matched.source]
+    whole = folded.rows(matched.source, 0, info.matrix[0]).reshape(info.shape)
+    return as_stored(matched.arrange(whole), dtype, matched.source)
 
 
 def differing_keys(written: Any, reader: Any) -> list[str]:
@@ -326,11 +328,6 @@ def _check(reader: Any, path: Path, folded: Source, matched: list[Matched], dtyp
     ] + differing_keys(written, reader)
     if faults:
         raise ModelError(f"{path.name} was not written as it should be: {shortened(faults)}; check the disk")
-
-
-def _whole(source: Source, name: str) -> Tensor:
-    info = source.tensors[name]
-    return source.rows(name, 0, info.matrix[0]).reshape(info.shape)
 
 
 def _as_it_is(values: Tensor) -> Tensor:

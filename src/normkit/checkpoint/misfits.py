@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import nn
-
     from normkit.checkpoint.build_model import BuiltModel
 
 ATTRIBUTE = "normkit_misfits"
@@ -50,7 +48,7 @@ def _lists(built: BuiltModel) -> Iterator[Misfit]:
     for path, members in built.model.named_modules():
         if not isinstance(members, nn.ModuleList) or not len(members):
             continue
-        own = [_names(member) for member in members]
+        own = [{name for name, _ in member.named_parameters(remove_duplicate=False)} for member in members]
         # A body reads the file of a model with a head, whose names have a prefix, and the other way round.
         found: dict[int, set[str]] = defaultdict(set)
         for place in {path, path.removeprefix(prefix), prefix + path}:
@@ -71,7 +69,3 @@ def _lists(built: BuiltModel) -> Iterator[Misfit]:
             yield Misfit(path=path, in_file=len(members) + further, in_model=len(members))
         elif absent and 0 < absent[0] == len(members) - len(absent):
             yield Misfit(path=path, in_file=absent[0], in_model=len(members))
-
-
-def _names(module: nn.Module) -> set[str]:
-    return {name for name, _ in module.named_parameters(remove_duplicate=False)}

@@ -134,10 +134,7 @@ def _unconverted(cls: type[nn.Module], original: type[nn.Module]) -> type[nn.Mod
     """The class with the original in the place of the converted one that it is, or is derived from."""
     if cls is _EXACT.get(original) or ConvertedNorm in cls.__bases__:
         return original
-    bases = tuple(_unconverted(base, original) if _is_derived(base) else base for base in cls.__bases__)
+    ours = (ConvertedNorm, layers.LayerNorm, layers.RMSNorm)
+    bases = tuple(_unconverted(base, original) if issubclass(base, ours) else base for base in cls.__bases__)
     members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     return type(cls.__name__.replace("Normkit", ""), bases, members)
-
-
-def _is_derived(cls: type) -> bool:
-    return issubclass(cls, (ConvertedNorm, layers.LayerNorm, layers.RMSNorm))

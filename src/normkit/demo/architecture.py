@@ -36,9 +36,14 @@ def build(name: str) -> Any:
         InputError: If there is no such twin.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     model = AutoModelForCausalLM.from_config(_configuration(name))
-    _set_in_normkit_layers(model)
+    for path, module in list(model.named_modules()):
+        if isinstance(module, nn.LayerNorm):
+            model.set_submodule(path, LayerNorm(module.normalized_shape, eps=module.eps))
+        elif isinstance(module, LlamaRMSNorm):
+            model.set_submodule(path, RMSNorm(module.weight.shape, eps=module.variance_epsilon))
     return model
 
 
@@ -78,16 +83,6 @@ def _configuration(name: str) -> Any:
     )
 
 
-def _set_in_normkit_layers(model: nn.Module) -> None:
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.LayerNorm):
-            model.set_submodule(name, LayerNorm(module.normalized_shape, eps=module.eps))
-        elif isinstance(module, LlamaRMSNorm):
-            model.set_submodule(name, RMSNorm(module.weight.shape, eps=module.variance_epsilon))
-
-
 def byte_tokenizer(window: int) -> Any:
     """A `transformers` tokenizer over the 256 byte values; any text round-trips.
 
@@ -97,20 +92,14 @@ def byte_tokenizer(window: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {character: byte for byte, character in enumerate(_byte_alphabet())}
+    # The characters that GPT-2's byte-level tokenizer writes: printable Latin-1 stands for itself; the other bytes take
+    # the code points from 256 on, in order.
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    vocabulary = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=window, clean_up_tokenization_spaces=False
     )
-
-
-def _byte_alphabet() -> list[str]:
-    """The character that GPT-2's byte-level tokenizer writes for each byte.
-
-    Printable Latin-1 stands for itself; the others take the code points from 256 on, in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

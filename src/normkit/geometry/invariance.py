@@ -179,20 +179,9 @@ def _first_scaled(rows: Tensor, factor: float) -> Tensor:
     return torch.cat([factor * rows[:1], rows[1:]])
 
 
-def _batch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return scale_over_batch(centre_over_batch(x @ weight.mT), eps)
-
-
-def _weight(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x @ (weight / (weight.square().sum(-1, keepdim=True) + eps).sqrt()).mT
-
-
-def _layer(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return forward(x @ weight.mT, NormSpec(eps=eps, has_weight=False, has_bias=False))
-
-
-def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return forward(x @ weight.mT, specs.TORCH_RMS_NORM.replace(eps=eps, has_weight=False))
-
-
-_LAYERS: dict[str, _Layer] = {"batch": _batch, "weight": _weight, "layer": _layer, "rms": _rms}
+_LAYERS: dict[str, _Layer] = {
+    "batch": lambda x, weight, eps: scale_over_batch(centre_over_batch(x @ weight.mT), eps),
+    "weight": lambda x, weight, eps: x @ (weight / (weight.square().sum(-1, keepdim=True) + eps).sqrt()).mT,
+    "layer": lambda x, weight, eps: forward(x @ weight.mT, NormSpec(eps=eps, has_weight=False, has_bias=False)),
+    "rms": lambda x, weight, eps: forward(x @ weight.mT, specs.TORCH_RMS_NORM.replace(eps=eps, has_weight=False)),
+}

@@ -206,14 +206,14 @@ def draw_course(ax: Axes, course: Course, *, logarithmic: bool = True) -> None:
         ax.set_yticks([])
 
 
-def thinned(course: Course, stretches: int = _STRETCHES) -> Course:
+def thinned(course: Course) -> Course:
     """The lowest, the highest and the first non-finite value of each of many stretches; and both ends."""
     steps, values = course
-    if len(values) <= 2 * stretches:
+    if len(values) <= 2 * _STRETCHES:
         return course
     kept = {0, len(values) - 1}
-    for stretch in range(stretches):
-        places = range(len(values) * stretch // stretches, len(values) * (stretch + 1) // stretches)
+    for stretch in range(_STRETCHES):
+        places = range(len(values) * stretch // _STRETCHES, len(values) * (stretch + 1) // _STRETCHES)
         finite = [place for place in places if math.isfinite(values[place])]
         kept |= {pick(finite, key=values.__getitem__) for pick in (min, max) if finite}
         kept |= set([place for place in places if not math.isfinite(values[place])][:1])

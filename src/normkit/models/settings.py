@@ -38,24 +38,21 @@ class Settings:
 
     def value(self, key: str) -> Any:
         """The value of a key, or its default."""
-        found: Any = self._config
-        for name in key.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        if found is not None:
-            return found
-        default = self._family.config.default.get(key)
-        if isinstance(default, str) and default.startswith("="):
-            return self.value(default[1:])
-        return default
+        key = self.path(key)
+        found = self._stored(key)
+        return self._family.config.default.get(key) if found is None else found
 
     def path(self, key: str) -> str:
         """The key of config.json that decides its value: the key itself, or the one that it stands for if missing."""
+        default = self._family.config.default.get(key)
+        is_other = isinstance(default, str) and default.startswith("=") and self._stored(key) is None
+        return self.path(str(default)[1:]) if is_other else key
+
+    def _stored(self, key: str) -> Any:
         found: Any = self._config
         for name in key.split("."):
             found = found.get(name) if isinstance(found, Mapping) else None
-        default = self._family.config.default.get(key)
-        is_other = found is None and isinstance(default, str) and default.startswith("=")
-        return self.path(str(default)[1:]) if is_other else key
+        return found
 
     def holds(self, condition: Condition) -> bool:
         """Whether every key has its value."""

@@ -121,7 +121,13 @@ def element(text: str, prefix: str, palette: Mapping[str, str]) -> str:
         longer = text
         text = re.sub(r"<g/>\n?|<g>\s*</g>\n?", "", text)
         text = re.sub(r"<g>\n(<(?:path|text)[^>]*(?:/>|>[^<\n]*</text>))\n</g>", r"\1", text)
-    return _with_classes(_with_joined_lines(text), prefix)
+    text = _with_joined_lines(text)
+    # Each frequent style becomes a class.
+    often = [style for style, count in Counter(_STYLE.findall(text)).most_common() if count >= _OFTEN]
+    names = {style: f"{prefix}-{place}" for place, style in enumerate(often)}
+    text = _STYLE.sub(lambda found: f' class="{names[found[1]]}"' if found[1] in names else found[0], text)
+    rules = "".join(f".{name}{{{style}}}" for style, name in names.items())
+    return text.replace("</style>", f"{rules}</style>", 1)
 
 
 def _rounded(number: re.Match[str]) -> str:
@@ -152,12 +158,3 @@ def _with_joined_lines(text: str) -> str:
             data = "".join(found[1] for found in map(_PATH.fullmatch, run) if found)
             lines.append(f'<path d="{data}"{attributes}/>')
     return "\n".join(lines)
-
-
-def _with_classes(text: str, prefix: str) -> str:
-    """The text with each frequent style as a class."""
-    often = [style for style, count in Counter(_STYLE.findall(text)).most_common() if count >= _OFTEN]
-    names = {style: f"{prefix}-{place}" for place, style in enumerate(often)}
-    text = _STYLE.sub(lambda found: f' class="{names[found[1]]}"' if found[1] in names else found[0], text)
-    rules = "".join(f".{name}{{{style}}}" for style, name in names.items())
-    return text.replace("</style>", f"{rules}</style>", 1)

@@ -104,26 +104,26 @@ class Scene:
         if title:
             self.ax.annotate(title, xytext=(0, 8 + 12 * len(lines)), weight="bold", **beside)
 
-    def sheet(self, corners: Points, layer: float = SHEET, opacity: float = 1.0) -> None:
+    def sheet(self, corners: Points, opacity: float = 1.0) -> None:
         """A translucent plane with its border; less of it with an opacity below 1, as of all that takes one."""
         from matplotlib.patches import Polygon
 
         place = self.camera.paper(corners)
         for name, share, depth in (("paper", 0.6, 0.02), ("muted", 0.1, 0.01)):
-            face: Any = {"facecolor": colour(name), "edgecolor": "none", "zorder": layer - depth}
+            face: Any = {"facecolor": colour(name), "edgecolor": "none", "zorder": SHEET - depth}
             self.ax.add_patch(Polygon(place, alpha=share * opacity, **face))
-        edge: Any = {"fill": False, "edgecolor": colour("muted"), "linewidth": 0.7, "zorder": layer}
+        edge: Any = {"fill": False, "edgecolor": colour("muted"), "linewidth": 0.7, "zorder": SHEET}
         self.ax.add_patch(Polygon(place, alpha=opacity, **edge))
 
-    def ball(self, ball: Ball, name: str = "muted", opacity: float = 1.0) -> None:
+    def ball(self, ball: Ball, opacity: float = 1.0) -> None:
         """A translucent sphere or ellipsoid: outline, and the sections through its axes, their far half faint."""
         axes = self.camera.paper((ball.directions * ball.semi_axes).T).T
         left, sizes, _ = np.linalg.svd(axes)
         outline = self.camera.paper(ball.centre) + np.stack([np.cos(_TURN), np.sin(_TURN)], axis=1) @ (left * sizes).T
-        self.ax.fill(*outline.T, color=colour(name), alpha=0.1 * opacity, linewidth=0, zorder=SHEET)
+        self.ax.fill(*outline.T, color=colour("muted"), alpha=0.1 * opacity, linewidth=0, zorder=SHEET)
         self.ax.plot(*outline.T, color=colour("muted"), alpha=opacity, linewidth=0.8, zorder=SHEET)
         for section in ball.sections():
-            self.curve_on(ball, section, name, width=0.6, opacity=opacity)
+            self.curve_on(ball, section, "muted", width=0.6, opacity=opacity)
 
     def curve_on(self, ball: Ball, points: Points, name: str, width: float = 1.4, opacity: float = 1.0) -> None:
         """A curve on a ball's surface: solid on the near side, faint on the far one."""
@@ -174,12 +174,12 @@ class Scene:
         colours = [colour(GROUPS[group]) for group in groups]
         self.ax.add_collection(LineCollection(list(lines), colors=colours, linewidth=0.7, alpha=opacity, zorder=layer))
 
-    def ghosts(self, points: Points, groups: Sequence[int], size: float = 9, opacity: float = 0.7) -> None:
+    def ghosts(self, points: Points, groups: Sequence[int], opacity: float = 0.7) -> None:
         """Draw former positions of points as small rings."""
         colours = [colour(GROUPS[group]) for group in groups]
         place = self.camera.paper(points)
         rings: Any = {"facecolor": "none", "edgecolor": colours, "linewidth": 0.6, "alpha": opacity, "zorder": FRONT}
-        self.ax.scatter(place[:, 0], place[:, 1], s=size, **rings)
+        self.ax.scatter(place[:, 0], place[:, 1], s=9, **rings)
 
     def arrow(self, tip: Points, label: str = "", *, name: str = "muted", gap: float = 9.0, **options: Any) -> None:
         """An arrow from the origin, its label some points of the paper beyond the tip."""

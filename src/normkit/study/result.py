@@ -314,12 +314,15 @@ def decide(claims: Sequence[Claim], measured: Mapping[int, Paired]) -> tuple[Dec
     ]
     places = [place for place, condition in enumerate(asked) if condition.judged]
     corrected = dict(zip(places, holm([results[place][1] for place in places]), strict=True))
-    judged = iter(
-        _judged(condition, each, is_within, corrected.get(place, math.nan))
-        for place, (condition, each, (is_within, _)) in enumerate(zip(asked, values, results, strict=True))
-    )
+    judged = []
+    for place, (condition, each, (is_within, _)) in enumerate(zip(asked, values, results, strict=True)):
+        p_value = corrected.get(place, math.nan)
+        numbers = dict(zip(("middle", "low", "high"), estimate(each), strict=True))
+        holds = is_within if p_value <= _LEVEL else None
+        judged.append(Judged(condition=condition, values=each, p_value=p_value, holds=holds, **numbers))
+    left = iter(judged)
     return tuple(
-        _decided(claim, next(judged) if claim.control else None, tuple(next(judged) for _ in claim.conditions))
+        _decided(claim, next(left) if claim.control else None, tuple(next(left) for _ in claim.conditions))
         for claim in claims
     )
 
@@ -333,12 +336,6 @@ def _values(condition: Condition, measured: Mapping[int, Paired]) -> tuple[float
         except (KeyError, TypeError, ZeroDivisionError):
             values.append(math.nan)
     return tuple(values)
-
-
-def _judged(condition: Condition, values: tuple[float, ...], is_within: bool, p_value: float) -> Judged:
-    middle, low, high = estimate(values)
-    holds = is_within if p_value <= _LEVEL else None
-    return Judged(condition=condition, values=values, middle=middle, low=low, high=high, p_value=p_value, holds=holds)
 
 
 def _decided(claim: Claim, control: Judged | None, conditions: tuple[Judged, ...]) -> Decided:

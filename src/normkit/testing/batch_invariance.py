@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, cast
@@ -23,6 +23,7 @@ from normkit.measurement.running import (
     name_of_ids,
     prepared,
     rows,
+    tensors,
     token_ids,
 )
 from normkit.text import percent
@@ -183,7 +184,8 @@ def _traced(
     with every_module(model, before, after):
         result = caller(model, prepared(model, batch))()
     for number, place in places.items():
-        rows_of_it = (_row(each, place, count, width, tokens) for each in _tensors(result) if each.is_floating_point())
+        floating = (each for _, each in tensors(result) if each.is_floating_point())
+        rows_of_it = (_row(each, place, count, width, tokens) for each in floating)
         traces[number].output = next((row for row in rows_of_it if row is not None), None)
     return traces
 
@@ -240,7 +242,7 @@ def _origin(trace: _Trace, reference: _Trace) -> tuple[str, tuple[str, str] | No
 def _digests(value: object, place: int, count: int, width: int, tokens: int) -> list[bytes]:
     """The bits of a sample in all tensors of a value."""
     found = []
-    for tensor in _tensors(value):
+    for _, tensor in tensors(value):
         row = _row(tensor, place, count, width, tokens)
         is_mask = tensor.dtype == torch.bool or (
             tensor.dim() == 4 and width > 0 and tensor.shape[1:] == (1, width, width)
@@ -264,16 +266,6 @@ def _row(tensor: Tensor, place: int, count: int, width: int, tokens: int) -> Ten
         if width > tokens and size == width:
             row = row.narrow(axis, 0, tokens)
     return row
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _tensors(tuple(value.values()))
-    elif isinstance(value, (tuple, list)):
-        for member in value:
-            yield from _tensors(member)
 
 
 def _padded(model: nn.Module, batch: Mapping[Any, Any]) -> tuple[dict[Any, Any], int] | None:

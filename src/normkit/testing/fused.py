@@ -80,10 +80,12 @@ def violations(norm: NormUnderTest, addition: Addition) -> Iterator[Violation]:
     if left.dtype != residual.dtype:
         yield _of_dtype(left.dtype, residual.dtype, norm.words, confirm)
     elif share < agreement.MATCHED:
+        known = (("the residual as it was", residual), ("y", y), ("x", x))
+        same = (name for name, tensor in known if torch.equal(left, tensor.to(left.dtype)))
         yield Violation(
             check="residual",
             expected="x + residual, rounded to the residual's dtype",
-            found=_named(left, {"the residual as it was": residual, "y": y, "x": x}) or f"{share:.1%} of it so",
+            found=next(same, f"{share:.1%} of it so"),
             confirm=confirm,
         )
     yield from _of_sum(norm, y, x, residual, addition.asked, confirm)
@@ -135,7 +137,3 @@ def _of_dtype(found: torch.dtype, expected: torch.dtype, words: str, confirm: st
         found=dtype_name(found),
         confirm=confirm,
     )
-
-
-def _named(left: Tensor, known: dict[str, Tensor]) -> str:
-    return next((name for name, tensor in known.items() if torch.equal(left, tensor.to(left.dtype))), "")
