@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from normkit.checkpoint.model_folder import ADAPTER, CONFIG, INDEX, WEIGHTS, FileState, changed, file_states, read_json
@@ -253,9 +253,7 @@ class OpenedFolder(Opened):
     def __enter__(self) -> OpenedFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.source.close()
 
 

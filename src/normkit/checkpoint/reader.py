@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -300,9 +300,7 @@ class CheckpointSource:
     def __enter__(self) -> CheckpointSource:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def _open(self, file: Path) -> None:

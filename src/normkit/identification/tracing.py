@@ -123,6 +123,13 @@ def first_output(output: object, given: Sequence[object] = ()) -> Tensor | None:
     return next(iter(found), None)
 
 
+def members(output: object) -> tuple[object, ...]:
+    """The members of a model's output, one level deep: of a tuple, of a list, or of a mapping as transformers has."""
+    if isinstance(output, Mapping):
+        return tuple(output.values())
+    return tuple(output) if isinstance(output, (tuple, list)) else (output,)
+
+
 def floating_tensors(values: Sequence[object]) -> Iterator[Tensor]:
     """The floating-point tensors among values."""
     return (value for value in values if isinstance(value, Tensor) and value.is_floating_point())

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normkit.identification.sharding import local
-from normkit.identification.tracing import first_output
+from normkit.identification.tracing import first_output, members
 from normkit.measurement.hooks import every_module
 from normkit.measurement.layout import BlockCall
 from normkit.measurement.running import tensors
@@ -243,13 +243,9 @@ def _largest_distance(value: Tensor) -> float:
 def _changes_nothing(norm: nn.Module, output: object, run: Callable[[], object]) -> bool:
     """The model's output is the same where the norm's output is another."""
 
-    def first(output: object) -> Tensor | None:
-        # Outputs of transformers are mappings.
-        return first_output(tuple(output.values()) if isinstance(output, Mapping) else output)
-
     def alter(_module: nn.Module, _args: object, output: object) -> object:
         return output * 3 + 1 if isinstance(output, Tensor) else None
 
     with norm.register_forward_hook(alter):
-        as_it_is, altered = first(output), first(run())
+        as_it_is, altered = first_output(members(output)), first_output(members(run()))
     return as_it_is is not None and altered is not None and torch.equal(as_it_is, altered)

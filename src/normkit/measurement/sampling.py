@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
@@ -232,9 +231,7 @@ class Probe(Counts):
         self._exits.enter_context(observed(self._model, layout.sites, layout.blocks, layout.callers, self))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         """Remove the hooks; what was measured stays."""
         self._exits.close()
 

@@ -29,13 +29,10 @@ _TONES: dict[Verdict, Tone] = {
     "not testable here": "neutral",
     "not run": "neutral",
 }
+# In the order in which they are counted.
 _COUNTED: dict[Verdict, str] = {
-    "reproduced": "reproduced",
+    **{verdict: verdict for verdict in _TONES},
     "reproduced only if": "reproduced in a regime only",
-    "not reproduced": "not reproduced",
-    "undecided": "undecided",
-    "not testable here": "not testable here",
-    "not run": "not run",
 }
 _COLUMNS = (
     Column("says", "must hold"),

@@ -24,7 +24,6 @@ from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -136,7 +135,7 @@ class Crew:
         """Begin; processes are started when there is work for them."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_exception: object) -> None:
         """End all processes."""
         while self._idle:
             self._idle.pop().stop()

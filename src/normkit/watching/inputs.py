@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import is_distributed, local
+from normkit.identification.tracing import members
 from normkit.measurement.hooks import Failures, Hook
 from normkit.measurement.row_counters import widest_dtype
 from normkit.measurement.samples import digests, repetitions, stride
@@ -112,9 +113,7 @@ class InputRecorder:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         # The output of that name, else the first with rows.
-        values: Sequence[object] = output if isinstance(output, (tuple, list)) else (output,)
-        if isinstance(output, Mapping):
-            values = (output.get("logits"),)
+        values = (output.get("logits"),) if isinstance(output, Mapping) else members(output)
         tensors = (each for each in values if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 1)
         logits = next(tensors, None)
         if logits is None or not logits.requires_grad or is_distributed(logits) or logits.shape[-1] < 2:

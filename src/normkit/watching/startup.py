@@ -19,7 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from normkit.identification.sharding import fully_sharded, is_elsewhere
 from normkit.identification.state import buffers_kept, random_numbers_kept
-from normkit.identification.tracing import first_output
+from normkit.identification.tracing import first_output, members
 from normkit.measurement.baseline import Baseline, check_fits
 from normkit.measurement.intent import Intent, stock_intent
 from normkit.measurement.modes import dropout_in_front, drops
@@ -377,6 +377,5 @@ def _output(run: Callable[[], object]) -> Tensor:
 
 def _told(output: object) -> Tensor | None:
     """The output that tells most: a loss, which models of transformers return first, is one number of many."""
-    given = tuple(output.values()) if isinstance(output, Mapping) else output
-    values = given if isinstance(given, (tuple, list)) else (given,)
+    values = members(output)
     return first_output([each for each in values if isinstance(each, Tensor) and each.dim()] or values)

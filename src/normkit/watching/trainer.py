@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from transformers import TrainerCallback
 
+from normkit.identification.tracing import members
 from normkit.measurement.hooks import Failures, Hook
 from normkit.watching.callback import WatchingCallback
 from normkit.watching.watcher import Watch
@@ -126,7 +127,7 @@ class _Training:
         # The Trainer trains in training mode; the survey of the watch, and others, call the model in another mode.
         if torch.compiler.is_compiling() or not module.training:
             return
-        tensors = [value for value in _values(output) if isinstance(value, Tensor) and value.requires_grad]
+        tensors = [value for value in members(output) if isinstance(value, Tensor) and value.requires_grad]
         if tensors:
             register_multi_grad_hook(tensors, self._at_backward, mode="any")
         loss = _loss(output)
@@ -157,19 +158,9 @@ class _Training:
         self.watch.step(loss)
 
 
-def _values(output: object) -> Iterator[object]:
-    """The members of a model's output, one level deep."""
-    if isinstance(output, Mapping):
-        yield from output.values()
-    elif isinstance(output, (tuple, list)):
-        yield from output
-    else:
-        yield output
-
-
 def _loss(output: object) -> Tensor | None:
     """The loss where the Trainer looks for it: under its name, else the first member of the output."""
-    loss = output.get("loss") if isinstance(output, Mapping) else next(_values(output), None)
+    loss = output.get("loss") if isinstance(output, Mapping) else next(iter(members(output)), None)
     return loss if isinstance(loss, Tensor) and loss.is_floating_point() and loss.dim() <= 1 else None
 
 
