@@ -348,7 +348,7 @@ def _draw_norms(ax: Axes, quantity: Quantity, series: Sequence[Series], most: Se
     scale = 100.0 if quantity == "eps share" else 1.0
     at: dict[int, list[float]] = {}
     for each in series:
-        for step, value in zip(each.steps, each.values, strict=True):
+        for step, value in each.pairs():
             if math.isfinite(value):
                 at.setdefault(step, []).append(scale * value)
     steps, _ = thinned((sorted(at), [max(at[step]) for step in sorted(at)]))
@@ -363,6 +363,6 @@ def _draw_norms(ax: Axes, quantity: Quantity, series: Sequence[Series], most: Se
     shown = drawable((scale * value for value in most.values), log=False)
     # It may have been measured at fewer steps than the band.
     ax.plot(*thinned((most.steps, shown)), color=colour("accent"), label="moved most")
-    crosses(ax, [step for step, value in zip(most.steps, most.values, strict=True) if not math.isfinite(value)])
+    crosses(ax, [step for step, value in most.pairs() if not math.isfinite(value)])
     step_axis(ax, min(steps[0], most.steps[0]), max(steps[-1], most.steps[-1]))
     ax.set_ylabel(name)

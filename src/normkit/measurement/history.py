@@ -318,7 +318,7 @@ def update_sizes(training: Training) -> tuple[UpdateSize, ...]:
     ratios = [series for series in training.of("update ratio") if series.values]
     first = min((series.steps[0] for series in ratios), default=0)
     for series in ratios:
-        pairs = [pair for pair in zip(series.steps, series.values, strict=True) if math.isfinite(pair[1])]
+        pairs = [pair for pair in series.pairs() if math.isfinite(pair[1])]
         if not series.path:
             medians |= dict(pairs)
             continue

@@ -6,6 +6,7 @@ Nothing here computes more than a lookup. Every number is a Python float or int;
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -125,6 +126,10 @@ class Series:
     def last(self) -> float:
         """The newest value; NaN without one."""
         return self.values[-1] if self.values else math.nan
+
+    def pairs(self) -> Iterator[tuple[int, float]]:
+        """Each step with its value."""
+        return zip(self.steps, self.values, strict=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +347,7 @@ class Training:
         """Steps, and the largest value of a quantity's series at each; NaN if one of them is."""
         at: dict[int, list[float]] = {}
         for series in self.of(quantity):
-            for step, value in zip(series.steps, series.values, strict=True):
+            for step, value in series.pairs():
                 at.setdefault(step, []).append(value)
         steps = sorted(at)
         return steps, [math.nan if any(map(math.isnan, at[step])) else max(at[step]) for step in steps]

@@ -216,7 +216,7 @@ def profile_ratios(training: Training, depth: Collection[str]) -> list[tuple[int
 
 
 def _by_step(series: Series) -> dict[int, float]:
-    return dict(zip(series.steps, series.values, strict=True))
+    return dict(series.pairs())
 
 
 @Rule(

@@ -55,7 +55,7 @@ def changed_parameters(_facts: Facts, training: Training) -> Outcome:
     lines = []
     for series in training.of("logit bound"):
         steps = [change.step for change in training.changes if change.path.startswith(f"{series.path}.")]
-        pairs = list(zip(series.steps, series.values, strict=True))
+        pairs = list(series.pairs())
         before = [value for step, value in pairs if step < min(steps, default=0)]
         after = [value for step, value in pairs if step >= min(steps, default=0)]
         if before and after and max(after) > _LARGE * before[-1]:

@@ -185,7 +185,7 @@ def same_rows(left: RowStatistics, entering: RowStatistics) -> bool:
 
 def measured(training: Training, quantity: Quantity) -> list[tuple[int, float]]:
     """Steps and values of all series of a quantity."""
-    return [pair for series in training.of(quantity) for pair in zip(series.steps, series.values, strict=True)]
+    return [pair for series in training.of(quantity) for pair in series.pairs()]
 
 
 def first_values(training: Training, quantity: Quantity) -> dict[str, float]:

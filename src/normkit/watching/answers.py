@@ -16,7 +16,7 @@ from normkit.rules.depth import NOT_A_MEAN, start_of
 from normkit.rules.facts import stacks
 from normkit.rules.finding import Finding
 from normkit.text import counted, percent, shortened
-from normkit.watching.onset import EXPLODED_LOGITS, pairs
+from normkit.watching.onset import EXPLODED_LOGITS
 
 DATA = "Is the input data wrong?"
 NORM = "Is a norm wrong?"
@@ -191,7 +191,7 @@ def _clipping(began: Origin | None, training: Training) -> Reply:
     step, value, usual = rise
     factor, limit = value / usual, _CLIP * usual
     # The share of the gradient's norm that an optimizer got, at each step.
-    kept = {when: share for series in training.of("gradient kept") for when, share in pairs(series)}
+    kept = {when: share for series in training.of("gradient kept") for when, share in series.pairs()}
     if cut := {when: share for when, share in kept.items() if share < CUT}:
         clips = f"The loop clips already: it cut the gradient in {len(cut):,} of {counted(len(kept), 'step')}"
         was = f"in step {step} it was {value:.3g}, {factor:.2g} times its usual {usual:.3g}"
@@ -216,8 +216,8 @@ def _rise(norms: Series, training: Training) -> tuple[int, float, float] | None:
         return largest.peak, largest.value, largest.usual
     spikes = [jump for series in training.of("loss") for jump in jumps(series)]
     for spike in spikes[:1]:
-        past = [value for step, value in pairs(norms) if step < spike.began and math.isfinite(value)][-WINDOW:]
-        around = [pair for pair in pairs(norms) if spike.began <= pair[0] <= spike.peak and math.isfinite(pair[1])]
+        past = [value for step, value in norms.pairs() if step < spike.began and math.isfinite(value)][-WINDOW:]
+        around = [pair for pair in norms.pairs() if spike.began <= pair[0] <= spike.peak and math.isfinite(pair[1])]
         if past and around:
             step, value = max(around, key=lambda pair: pair[1])
             return step, value, median(past)

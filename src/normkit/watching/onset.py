@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from normkit.measurement.history import FAR_TOO_LARGE, STAYS, Jump, UpdateSize, jumps, movers, too_large, update_sizes
-from normkit.measurement.training import Origin, OriginKind, Quantity, Series, Training
+from normkit.measurement.training import Origin, OriginKind, Quantity, Training
 from normkit.rules.data import grave
 from normkit.rules.interventions import in_words
 
@@ -59,7 +59,7 @@ def _moved(training: Training) -> tuple[Origin | None, float]:
         for update in _worst_stretch(training)[:1]
     ]
     for series in training.of("logit bound"):
-        first = next((pair for pair in pairs(series) if EXPLODED_LOGITS < pair[1] < math.inf), None)
+        first = next((pair for pair in series.pairs() if EXPLODED_LOGITS < pair[1] < math.inf), None)
         if first is not None:
             detail = f"attention logits may reach {first[1]:.4g}, beyond {EXPLODED_LOGITS:g}"
             excess.append(Origin(kind="attention logits", step=first[0], path=series.path, detail=detail))
@@ -109,7 +109,7 @@ def rate_rise(training: Training, step: int) -> Origin | None:
     """The largest rise of the learning rate from one step to the next, in the steps before one; None without any."""
     found = []
     for series in training.of("learning rate"):
-        for (_, before), (when, after) in itertools.pairwise(pairs(series)):
+        for (_, before), (when, after) in itertools.pairwise(series.pairs()):
             if before > 0 and after >= _RATE_RISE * before and step - _AFTER_RISE <= when <= step + 1:
                 found.append((after / before, when, before, after))
     if not found:
@@ -148,7 +148,7 @@ def _not_finite(training: Training) -> Iterator[Origin]:
     places = [
         (step, order, series.path, value)
         for order, series in enumerate(training.of("non-finite"))
-        for step, value in pairs(series)
+        for step, value in series.pairs()
         if value != 0
     ]
     if places:
@@ -159,14 +159,14 @@ def _not_finite(training: Training) -> Iterator[Origin]:
             more = f" and {len(training.broken) - 1} parameters more" if len(training.broken) > 1 else ""
             detail += f"; {training.broken[0]}{more} held some already"
         yield Origin(kind="non-finite in the forward pass", step=step, path=path, detail=detail)
-    losses = [pair for series in training.of("loss") for pair in pairs(series) if not math.isfinite(pair[1])]
+    losses = [pair for series in training.of("loss") for pair in series.pairs() if not math.isfinite(pair[1])]
     for step, value in losses[:1]:
         detail = f"the loss was {value}, and no norm had seen NaN or infinity"
         yield Origin(kind="non-finite loss", step=step, path="", detail=detail)
     lost = [
         (step, series.path)
         for series in (*training.of("parameter gradient"), *training.of("gradient norm"))
-        for step, value in pairs(series)
+        for step, value in series.pairs()
         if not math.isfinite(value)
     ]
     if lost:
@@ -177,14 +177,9 @@ def _not_finite(training: Training) -> Iterator[Origin]:
             series.path
             for series in training.of("activation gradient")
             if any(math.isfinite(value) for value in series.values)
-            and any(when == step and not math.isfinite(value) for when, value in pairs(series))
+            and any(when == step and not math.isfinite(value) for when, value in series.pairs())
         ]
         parameters = [path for when, path in lost if when == step and path]
         path = blocks[-1] if blocks else parameters[-1] if parameters else ""
         detail = f"the gradient was NaN or infinite in step {step}" + (", here first on the way back" if path else "")
         yield Origin(kind="non-finite in the backward pass", step=step, path=path, detail=detail)
-
-
-def pairs(series: Series) -> Iterator[tuple[int, float]]:
-    """Steps and values of a series."""
-    return zip(series.steps, series.values, strict=True)
