@@ -133,6 +133,7 @@ EXTRA_TESTS = {
     "watching/test_bad_input.py": "models, optimizers and calls that a watch has not foreseen",
     "watching/test_compile.py": "torch.compile",
     "measurement/test_counting_a_text.py": "normkit.measurement.sampling: what a probe counts of a text",
+    "show/test_formula.py": "specs in a few words, normkit.show.parts, and as MathML, normkit.show.html",
     "measurement/test_own_formula.py": "normkit.measurement.sampling: outputs against their own formula",
     "rules/test_media_families.py": "all rules together, on untrained models of images and of sound",
     "cli/test_media.py": "normkit inspect on images and on sound",

@@ -4,7 +4,8 @@ from xml.etree import ElementTree
 import pytest
 
 from normkit import specs
-from normkit.show.formula import formula_name, mathml
+from normkit.show.html import mathml
+from normkit.show.parts import formula_name
 from normkit.spec import NormSpec
 
 PRESETS = {name: value for name, value in inspect.getmembers(specs) if isinstance(value, NormSpec)}

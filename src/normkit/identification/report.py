@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from normkit.identification.spec_readings import CONVENTIONS, said, words_of
-from normkit.show.formula import formula_name
 from normkit.show.grouping import merged, pattern
-from normkit.show.parts import Column, Fact, Section, Table, Verdict, printable
+from normkit.show.parts import Column, Fact, Section, Table, Verdict, formula_name, printable
 from normkit.spec import NormSpec
 from normkit.text import counted, rounded_percent
 

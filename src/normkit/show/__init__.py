@@ -1,11 +1,10 @@
 """How anything is shown, in a terminal and on a page. Each feature describes its results in its own `report.py`.
 
-parts.py      the vocabulary: Section, Verdict, Fact, Table; strings made safe to print
+parts.py      the vocabulary: Section, Verdict, Fact, Table; strings made safe to print; a NormSpec in a few words
 terminal.py   Section -> rich renderables
-html.py       a template and its words -> one self-contained page
+html.py       a template and its words -> one self-contained page; a NormSpec as MathML
 page.html     the frame of all pages; macros.html draws their parts, page.css is their style
 embedding.py  data, small drawings and whole pages inside a page
-formula.py    a NormSpec in a few words, and as MathML
 theme.py      the one palette (light and dark) and the settings of every figure
 axes.py       new axes, log axes, the axes over depth and over steps, legends
 drawing.py    a figure with its title, caption and description; its bytes as a file and as an element of a page

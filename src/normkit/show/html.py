@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from normkit.show.drawing import labelled
 from normkit.show.embedding import bars
-from normkit.show.formula import mathml
 from normkit.show.theme import PALETTES
+from normkit.spec import NormSpec
 
 _HERE = Path(__file__).parent
 
@@ -55,3 +55,9 @@ def _templates(folder: Path) -> Environment:
     # A path may be broken after each dot.
     templates.filters["breakable"] = lambda path: Markup(".<wbr>").join(path.split("."))
     return templates
+
+
+def mathml(spec: NormSpec) -> Markup:
+    """The formula as a `math` element in display style: mu is the row's mean, w its gain, b its bias."""
+    # The conventions write constants and numbers, so only the text could need escaping.
+    return Markup('<math display="block" alttext="{}">').format(str(spec)) + Markup(spec.mathml()) + Markup("</math>")

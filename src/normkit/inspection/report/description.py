@@ -28,9 +28,8 @@ from normkit.rules.finding import Check, Finding, Severity
 from normkit.show import embedding
 from normkit.show.drawing import Drawing
 from normkit.show.embedding import bars
-from normkit.show.formula import formula_name
 from normkit.show.grouping import grouped_paths
-from normkit.show.parts import Fact, Section, Verdict, printable
+from normkit.show.parts import Fact, Section, Verdict, formula_name, printable
 from normkit.text import (
     counted,
     degree_spread,

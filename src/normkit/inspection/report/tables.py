@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from normkit.inspection.foldedness import NormForm, SumForm, WriterForm
 from normkit.measurement.facts import Placement, Site
-from normkit.show.formula import formula_name
 from normkit.show.grouping import grouped, merged, pattern
-from normkit.show.parts import Column, Fact, Section, Table
+from normkit.show.parts import Column, Fact, Section, Table, formula_name
 from normkit.text import count_spread, counted, degree_spread, percent_spread, rounded_percent, shortened, spread
 
 if TYPE_CHECKING:
