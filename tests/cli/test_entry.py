@@ -126,7 +126,9 @@ def test_help_is_immediate() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["inspct"], "Did you mean 'inspect'"),
+        (["inpsect"], "normkit: no command is called 'inpsect'; did you mean inspect?\n"),
+        (["wathc"], "normkit: no command is called 'wathc'; did you mean watch?\n"),
+        (["xyzzy"], "normkit: no command is called 'xyzzy'; `normkit --help` lists them\n"),
         (["watch", "--help"], "normkit: watch is no command, it works in Python: nk.watch(model, optimizer)"),
         (["inspect", "--no-such-option"], "No such option"),
         (["inspect", "--no-repotr"], "Did you mean '--no-report'"),

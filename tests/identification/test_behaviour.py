@@ -251,4 +251,5 @@ def test_a_norm_is_called_no_more_often_than_it_takes():
 
     assert identify(Counted(64), 64).spec == nk.specs.TORCH_LAYER_NORM
     # One call for each experiment whose rows may go side by side; 40 where each mean and each constant has its own.
-    assert Counted.calls <= 33
+    # The last one is that of rows in an input of other sizes.
+    assert Counted.calls <= 34

@@ -51,6 +51,7 @@ def test_blocks_that_do_nothing(models, inspected, finding, make, severity, site
     assert (found.severity, found.sites) == (severity, tuple(f"transformer.{site}" for site in sites))
     assert words in found.evidence[0]
     assert ("a usual initialisation" in found.measured) == (severity == "note")
+    assert found.remedy[0].startswith("nothing" if severity == "note" else "scale each norm's output")
 
 
 @pytest.mark.slow

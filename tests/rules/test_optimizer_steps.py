@@ -154,5 +154,36 @@ def test_how_bad_an_update_is():
     assert large_updates.check(with_ratios(*[0.01] * 4, *[0.06] * 6)).severity == "error"
 
 
+def test_first_steps_of_adam_are_borne_where_the_loss_falls():
+    def outcome(optimizer="AdamW", fallen=0.5, ratios=(*[0.06] * 6, *[0.01] * 9)):
+        loss = series("loss", [2.0 - (2.0 - 2.0 * fallen) * step / 14 for step in range(15)])
+        updates = series("update ratio", ratios, "a")
+        return large_updates.check(
+            facts(training(loss, updates, parameters=(parameter("a"),), optimizers=(f"{optimizer}: 5 parameters",)))
+        )
+
+    assert outcome() is None
+    assert outcome("SGD").severity == outcome(fallen=1.0).severity == "warning"
+    # Later steps, and one that is four times too large, count as before.
+    assert outcome(ratios=(*[0.01] * 10, *[0.06] * 5)).severity == "warning"
+    assert outcome(ratios=(0.2, *[0.01] * 14)).severity == "warning"
+
+
+def test_the_group_of_parameters_is_named():
+    def measured(*groups):
+        ratios = {"a": 0.01, "b": 0.5, "c": 0.3, "d": 0.01}
+        parameters = [
+            parameter(path, group=group, learning_rate=0.03 if group else 1e-3)
+            for path, group in zip(ratios, groups, strict=True)
+        ]
+        updates = [series("update ratio", [ratio] * 9, path, every=5) for path, ratio in ratios.items()]
+        return large_updates.check(facts(training(*updates, parameters=tuple(parameters))))
+
+    assert measured(0, 1, 1, 0).measured.endswith("; group 2 of 2, lr 0.03, 2 parameters")
+    assert measured(0, 1, 1, 0).evidence[2].startswith("group 2 of 2, lr 0.03, 2 parameters: nearly all that is past")
+    assert "group" not in measured(0, 0, 1, 1).measured
+    assert "group" not in measured(0, 0, 0, 0).measured
+
+
 def test_updates_that_were_not_measured_are_not_checked():
     assert isinstance(large_updates.check(facts(training())), NotChecked)

@@ -248,7 +248,7 @@ def test_a_step_past_the_limit_is_told_with_why_it_does_no_harm():
     large = series("update ratio", [0.1, *[1e-2] * 11], "w", every=5)
     run = training(*(each for each in healthy().series if each.quantity != "update ratio"), large)
     answer = detail(told(replace(run, parameters=(parameter("w"),))), RATE)
-    assert answer.endswith("222 % of the limit, and fewer than 4 such steps do no harm.")
+    assert answer.endswith("222 % of the limit, and fewer than 4 such steps, or Adam's first ones, do no harm.")
 
 
 def test_large_logits_are_told_beside_the_rate():

@@ -58,6 +58,7 @@ def test_settings_are_those_of_the_group_as_it_is_now():
         optimizer.param_groups[0]["lr"] = odd
         assert math.isnan(found["norm.weight"].setting("lr"))
     assert math.isnan(found["norm.bias"].setting("lr"))
+    assert (found["norm.weight"].group_index, found["norm.bias"].group_index) == (0, -1)
     assert found["norm.bias"].optimizer is None
 
 

@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import traceback
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import click
@@ -68,6 +69,10 @@ class _Verbs(click.Group):
         """Find the verb, and say of what works in Python alone that it does."""
         if args and args[0] in _IN_PYTHON:
             raise InputError(f"{args[0]} is no command, it works in Python: {_IN_PYTHON[args[0]]}")
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            near = get_close_matches(args[0], [*self.commands, *_IN_PYTHON], 1)
+            advice = f"did you mean {near[0]}?" if near else "`normkit --help` lists them"
+            raise InputError(f"no command is called {args[0]!r}; {advice}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

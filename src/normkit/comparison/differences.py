@@ -257,6 +257,9 @@ class Comparison:
         others = self.values.others
         told = [f"{matrices(names)} {words}" for words, names in others.near.items()]
         strange = [name for name, each in others.matrices.items() if each == "other values"]
+        for words in dict.fromkeys(self.values.packed.values()):
+            names = [name for name, each in self.values.packed.items() if each == words]
+            told.append(f"{matrices(names)} stored as {words}, and not compared")
         told += [f"{matrices(strange)} not shown to be the reference's"] if strange else []
         # A recording holds no matrices.
         told += [] if others.is_compared or "recording" in self.forms else ["no matrix was compared"]

@@ -270,7 +270,8 @@ def compare_matrices(
             plain, count = _correlation(rows, rows_there)
             # A constant matrix has nothing to compare.
             is_compared |= plain is not None or bool((rows_there == rows_there[0, 0]).all())
-            how = rounding(rows, rows_there) if (plain or 0.0) >= RELATED and not quantizes else None
+            is_judged = (plain or 0.0) >= RELATED and not quantizes
+            how = rounding(rows, rows_there, port.forms.get(name, "")) if is_judged else None
             # How exactly a matrix holds a gain has been judged where the fold was found.
             if how is not None and (how.bits or name not in factors):
                 rounded[name] = how

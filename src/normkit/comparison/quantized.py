@@ -58,10 +58,14 @@ class Rounded:
     """What shares one step, such as "row" or "group of 32 columns"; "" without a grid."""
     error: float
     """The length of the difference over that of the reference's rows."""
+    form: str = ""
+    """The floating-point numbers of 8 bits, and their scales, to which it is rounded."""
 
     @property
     def words(self) -> str:
         """What the matrix is."""
+        if self.form:
+            return f"the reference's, rounded to {self.form}"
         if not self.bits:
             return "close to the reference's, but neither equal nor rounded to a grid"
         bits = f"{self.bits} {'bit' if self.bits == 1 else 'bits'}"
@@ -175,7 +179,7 @@ def grid_steps(values: Tensor, block: int) -> Tensor | None:
     return steps.expand(-1, block).reshape(-1) if bool(steps.isfinite().all()) else None
 
 
-def rounding(port: Tensor, reference: Tensor) -> Rounded | None:
+def rounding(port: Tensor, reference: Tensor, form: str = "") -> Rounded | None:
     """How rows of a port differ from the reference's; None if not at all, or by rounding to 16 bits or finer.
 
     Rounded to a grid are rows of which each block lies on whole numbers of steps, of 256 levels at most, and whose
@@ -184,6 +188,7 @@ def rounding(port: Tensor, reference: Tensor) -> Rounded | None:
     Args:
         port: Rows of a matrix, in float64.
         reference: The same rows of the reference.
+        form: How the port's file holds its numbers, if it holds them as fp8 with scales.
 
     Example:
         >>> row = torch.randn(1, 256, dtype=torch.float64)
@@ -199,6 +204,10 @@ def rounding(port: Tensor, reference: Tensor) -> Rounded | None:
     if not bool(off.isfinite().all()) or bool((off <= 2 * max(unit, unit_there, 2.0**-16) * size + 2.0**-24).all()):
         return None
     error = float(off.norm() / reference.norm().clamp_min(1e-30))
+    # Half the last place of e4m3 or e5m2; numbers next to 0 have a fixed unit, 2**-18 of the largest.
+    half = 2.0 ** (-3 if "e5m2" in form else -4)
+    if form and bool((off <= half * reference.abs() + 2.0**-14 * reference.abs().max()).all()):
+        return Rounded(bits=8, shared="", error=error, form=form)
     for shared, one, other in _blocks(port, reference):
         levels = _levels(one, other, unit, _FIRST) and _levels(one, other, unit, _THEN)
         if levels:

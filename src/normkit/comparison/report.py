@@ -92,6 +92,9 @@ def values_facts(found: Values) -> tuple[Fact, ...]:
         tone: Tone = "note" if what == "other values" else "error"
         facts.append(Fact("matrices", f"{shortened(names, 2)}: {what}", tone))
     facts += [Fact("matrices", f"{shortened(names, 2)}: {words}", "note") for words, names in others.near.items()]
+    for form in dict.fromkeys(found.packed.values()):
+        names = [name for name, each in found.packed.items() if each == form]
+        facts.append(Fact("matrices", f"{shortened(names, 2)}: stored as {form}, and not compared", "note"))
     facts += [Fact("matrices", note, "note") for note in others.notes]
     if others.missing or others.extra or others.reshaped or others.renamed:
         missing = [name for name in others.missing if name not in {*others.undecided}]

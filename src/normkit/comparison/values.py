@@ -46,6 +46,8 @@ class Values:
     """The tensors that are not of norms."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Name of a tensor that the other side's runtime does not keep in its file -> where it is."""
+    packed: Mapping[str, str] = field(default_factory=dict)
+    """Name of a quantized matrix of either side that is not read -> how its file holds it."""
     running: tuple[RunningStatistics, ...] = ()
     """The running statistics of batch norms."""
     batch_norms: tuple[FoldedBatchNorm, ...] = ()
@@ -88,6 +90,7 @@ class Values:
             "groups": [each.to_json() for each in self.groups],
             "tensors": [each.to_json() for each in self.tensors],
             "others": {**vars(self.others)},
+            "packed": {**self.packed},
             "running": [each.to_json() for each in self.running],
             "batch_norms": [each.to_json() for each in self.batch_norms],
         }
@@ -211,6 +214,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
             undecided=tuple(name for name in others.undecided if name not in kept),
         ),
         elsewhere=kept,
+        packed={**reference.packed, **port.packed},
         running=running,
         batch_norms=batch_norms,
         notes=(*port.notes, *reference.notes, *notes),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from normkit.checkpoint.model_folder import CONFIG, INDEX, WEIGHTS, damaged, read_json, shard_names
 from normkit.checkpoint.reader import NAME, TORCH, CheckpointSource, ModelSource, Source, TensorInfo
+from normkit.comparison.packed import PackedSource
 from normkit.comparison.quantized import MlxSource
 from normkit.errors import InputError, KindError, ModelError
 from normkit.text import counted, first_line, quoted
@@ -90,6 +91,10 @@ class Weights:
     of names; a model has one of them."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Name of a tensor whose numbers are not read, as the file and as transformers have it -> why."""
+    forms: Mapping[str, str] = field(default_factory=dict)
+    """Name of a matrix of fewer bits that is read as numbers times scales -> how the file holds it."""
+    packed: Mapping[str, str] = field(default_factory=dict)
+    """Name of a matrix that stays packed, shown with its shape -> how the file holds it."""
     notes: tuple[str, ...] = ()
     """Remarks for the user."""
 
@@ -294,6 +299,9 @@ def _of_path(path: Path, name: str) -> Weights:
         source = made = MlxSource(opened, quantization if isinstance(quantization, Mapping) else {})
         if made.left:
             notes.append(f"{len(made.left)} of the matrices stay packed: {'; '.join(sorted({*made.left.values()}))}")
+    unpacked = PackedSource(opened) if source is opened else None
+    if unpacked is not None and (unpacked.forms or unpacked.left or unpacked.tensors.keys() != opened.tensors.keys()):
+        source = unpacked
     mapping = settings.get("mapping")
     if isinstance(mapping, Mapping) and "tp_size" in mapping and isinstance(settings.get("architecture"), str):
         runtime, architecture = "TensorRT-LLM", settings["architecture"]
@@ -308,6 +316,8 @@ def _of_path(path: Path, name: str) -> Weights:
         settings=settings,
         eps=eps_in(settings),
         names=names,
+        forms={} if unpacked is None else unpacked.forms,
+        packed={} if unpacked is None else unpacked.left,
         notes=tuple(notes),
     )
 

@@ -23,6 +23,7 @@ from normkit.identification import (
     coupling,
     gating,
     maps,
+    other_sizes,
     other_verdicts,
     side_effects,
     structure,
@@ -133,6 +134,7 @@ def examine(
             beside = side_effects.side_effect_readings(specimen, small, generator)
             fresh = Specimen(norm, dtype=dtype, device=device, call=call, samples=specimen.samples)
             found = _search_twice(specimen, fresh, small, sizes, generator)
+            other_sizes.refuse(specimen, small, found.passport.spec, found.affine)
             beside |= coupling.time_reading(specimen, small, generator, found.passport.spec)
             beside |= gating.optional_gate(specimen, small, generator) if call is None else {}
         except UnrecognisedError as seen:

@@ -15,7 +15,7 @@ from normkit import reference
 from normkit.conventions.eps import eps_in
 from normkit.conventions.gain import NO_GAIN
 from normkit.errors import IdentificationError, NormkitError, ShapeError
-from normkit.identification import conditioning, coupling, direction, formula, gating, maps, row_sizes
+from normkit.identification import conditioning, coupling, direction, formula, gating, maps, other_sizes, row_sizes
 from normkit.identification.gating import Recover
 from normkit.identification.maps import drawn
 from normkit.identification.passport import Passport, Reading, without_spec
@@ -202,6 +202,8 @@ def _faulty_norm(
         rows = coupling.rows_of(specimen, shape, generator)
     except (UnrecognisedError, NormkitError):
         rows = None
+    if rows is not None and "other sizes" not in readings:
+        readings |= other_sizes.other_sizes(specimen, shape, rows.row)
     if rows is not None and rows.choices[0].are_last:
         readings |= direction.centring_readings(specimen, shape, generator)
         narrow = _narrow_rounding(specimen, shape, generator, recover)

@@ -34,7 +34,7 @@ _SCHEMA = 1
 _DOUBT = 0.9
 """Factor on the confidence for each thing that could not be decided."""
 _ELEMENTWISE = ("identity", "affine", "batch")
-_CAUSES = ("degree", "rescaled eps", "partial statistics", "rounding", "root", "large rows", "kind")
+_CAUSES = ("other sizes", "degree", "rescaled eps", "partial statistics", "rounding", "root", "large rows", "kind")
 """Readings that say why no spec describes a norm; the first that is there says most."""
 
 

@@ -34,6 +34,7 @@ LABELS = {
     "time": "along time",
     "degenerate rows": "odd rows",
     "conditioning": "large means",
+    "other sizes": "other axes",
 }
 """What each reading is called before its words."""
 

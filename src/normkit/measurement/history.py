@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 
-from normkit.measurement.training import Quantity, Series, Training
+from normkit.measurement.training import Parameter, Quantity, Series, Training
 from normkit.text import percent
 
 WINDOW = 128
@@ -258,6 +258,8 @@ once its moments have settled (0.23 for a momentum of 0.9 and gradients of both 
 """
 
 _SHRUNK = 0.1
+_FALLEN = 0.95
+"""A loss that has fallen so far below its start has borne the first steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,28 +311,17 @@ class UpdateSize:
 
 def update_sizes(training: Training) -> tuple[UpdateSize, ...]:
     """The sizes of every step in which updates were measured; biases and parameters that start at 0 do not count."""
-    kinds = {parameter.path: parameter.kind for parameter in training.parameters}
     weights: dict[int, dict[str, float]] = defaultdict(dict)
     scales: dict[int, dict[str, float]] = defaultdict(dict)
-    medians: dict[int, float] = {}
-    # Relative to a parameter that was set to 0 in the run every step is large too.
-    shrunk = {change.path: change.step for change in training.changes if change.factor < _SHRUNK}
-    ratios = [series for series in training.of("update ratio") if series.values]
-    first = min((series.steps[0] for series in ratios), default=0)
-    for series in ratios:
-        pairs = [pair for pair in series.pairs() if math.isfinite(pair[1])]
-        if not series.path:
-            medians |= dict(pairs)
-            continue
-        if series.steps[0] > first or not series.values[0] < FROM_NOTHING:
-            continue
-        for step, value in pairs:
-            if step >= shrunk.get(series.path, math.inf):
-                break
-            if kinds.get(series.path) in ("weight", "output"):
-                weights[step][series.path] = value
-            elif kinds.get(series.path) == "gain":
-                scales[step][series.path] = value
+    medians = {
+        step: value
+        for series in training.of("update ratio")
+        if not series.path
+        for step, value in series.pairs()
+        if math.isfinite(value)
+    }
+    for parameter, step, value in judged_ratios(training):
+        (scales if parameter.kind == "gain" else weights)[step][parameter.path] = value
     return tuple(
         UpdateSize(
             step=step,
@@ -342,10 +333,40 @@ def update_sizes(training: Training) -> tuple[UpdateSize, ...]:
     )
 
 
+def judged_ratios(training: Training) -> Iterator[tuple[Parameter, int, float]]:
+    """Parameter, step and update ratio of the weights and gains that count: none that starts at 0 or was set to it."""
+    parameters = {each.path: each for each in training.parameters if each.kind in ("weight", "output", "gain")}
+    # Relative to a parameter that was set to 0 in the run every step is large too.
+    shrunk = {change.path: change.step for change in training.changes if change.factor < _SHRUNK}
+    ratios = [series for series in training.of("update ratio") if series.values]
+    first = min((series.steps[0] for series in ratios), default=0)
+    for series in ratios:
+        if series.path not in parameters or series.steps[0] > first or not series.values[0] < FROM_NOTHING:
+            continue
+        for step, value in zip(series.steps, series.values, strict=True):
+            if step >= shrunk.get(series.path, math.inf):
+                break
+            if math.isfinite(value):
+                yield parameters[series.path], step, value
+
+
 def too_large(training: Training) -> tuple[UpdateSize, ...]:
-    """The measured steps that were too large, in order: none where they are few and none of them is far too large."""
+    """The measured steps that were too large, in order: none where they are few and none of them is far too large.
+
+    Adam's first steps do not count among the many where the loss has fallen.
+    """
     large = tuple(update for update in update_sizes(training) if update.excess > 1)
-    return large if len(large) >= MANY_STEPS or any(update.excess > FAR_TOO_LARGE for update in large) else ()
+    spared = FIRST_STEPS if _bears_its_start(training) else 0
+    is_often = sum(update.step >= spared for update in large) >= MANY_STEPS
+    return large if is_often or any(update.excess > FAR_TOO_LARGE for update in large) else ()
+
+
+def _bears_its_start(training: Training) -> bool:
+    """Adam and its like made the steps, and the loss has fallen."""
+    is_adam = [("Adam" in line.partition(":")[0]) for line in training.optimizers]
+    losses = [value for series in training.of("loss") for value in series.values]
+    has_fallen = len(losses) >= MANY_STEPS and median(losses[-MANY_STEPS:]) < _FALLEN * losses[0]
+    return bool(is_adam) and all(is_adam) and has_fallen
 
 
 def _largest(ratios: dict[str, float]) -> tuple[str, float]:

@@ -178,6 +178,8 @@ class Parameter:
     """Verified by behaviour: the model's output does not change when it is scaled."""
     cosine: float = math.nan
     """Between its elements and their gradient, where it is scale invariant; else NaN."""
+    group: int = -1
+    """Index of its group among those of all optimizers; -1 outside them."""
     rank_spread: float = 0.0
     """Largest relative difference of its elements' checksum between ranks that should hold the same; 0 in one process.
     """

@@ -137,7 +137,7 @@ def _finding(rule: Rule, hit: Hit, facts: Facts) -> Finding:
         source=rule.source,
         evidence=hit.evidence,
         why=rule.why,
-        remedy=rule.remedy,
+        remedy=rule.remedy if hit.remedy is None else hit.remedy,
         confirm=rule.confirm,
         page=rule.page,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from statistics import median
 
 from normkit.measurement.facts import Block
@@ -37,6 +38,10 @@ _POOR_START, _BAD_START = 1.25, 2.0
 NOT_A_MEAN = 50.0
 """A first loss of over so many times log(vocabulary) is a sum over tokens, which is not judged."""
 _UNTRAINED = 0.8
+_ZERO_AT_START = (
+    "nothing, if they are meant to start at zero: look again when the model is trained",
+    "they are not meant to: draw their last matrices anew, or load them",
+)
 _STEEP_START, _LARGE_LOGITS = 10.0, 100.0
 
 
@@ -87,9 +92,11 @@ def idle_blocks(facts: Facts) -> Outcome:
         for block in idle
     ]
     measured = f"{len(idle)} of {counted(len(seen), 'block')} change their stream by under {percent(_IDLE_SHARE)}"
+    found = hit(cases, measured, "block")
     if all(block.branch_share == 0 for block in idle) and severity == "note":
-        measured += ": branches that start at zero are a usual initialisation, and training moves them"
-    return hit(cases, measured, "block")
+        words = f"{measured}: branches that start at zero are a usual initialisation, and training moves them"
+        return found and replace(found, measured=words, remedy=_ZERO_AT_START)
+    return found
 
 
 def _idle_alone(facts: Facts, seen: Sequence[Block]) -> Outcome:

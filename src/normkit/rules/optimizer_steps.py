@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from statistics import median
 
 from normkit.measurement.history import (
@@ -16,6 +18,7 @@ from normkit.measurement.history import (
     STAYS,
     WEIGHT_LIMIT,
     Jump,
+    judged_ratios,
     jumps,
     movers,
     too_large,
@@ -40,6 +43,7 @@ from normkit.text import counted, percent
 
 _OFTEN = 5
 _LONG_RUN, _RISES, _FALLS = 128, 1.5, 0.5
+_NEARLY_ALL, _OF_GROUP = 0.9, "nearly all that is past a limit is its own, so its learning rate is the one to lower"
 _EPS_SHARE, _EPS_TENSORS, _SETTLED = 0.2, 0.25, 16
 
 
@@ -212,9 +216,9 @@ def dominant_optimizer_eps(_facts: Facts, training: Training) -> Outcome:
     threshold=(
         f"rms of one step's change over the parameter's own above {percent(MEDIAN_LIMIT)} for the median weight, "
         f"{percent(WEIGHT_LIMIT)} for one weight or {percent(GAIN_LIMIT)} for one gain, in {MANY_STEPS} "
-        f"steps or by {FAR_TOO_LARGE:g} times (warning); by {FAR_TOO_LARGE:g} times after the first "
-        f"{FIRST_STEPS} steps or in {MANY_STEPS} of them, by {FAR_IN_FIRST_STEPS:g} times, or most of the measured "
-        "steps (error)"
+        f"steps (of Adam, where the loss falls, after the first {FIRST_STEPS}) or by {FAR_TOO_LARGE:g} times "
+        f"(warning); by {FAR_TOO_LARGE:g} times after the first {FIRST_STEPS} steps or in {MANY_STEPS} of them, by "
+        f"{FAR_IN_FIRST_STEPS:g} times, or most of the measured steps (error)"
     ),
     source=(
         "measured on the demo models: at most 2.5 %, 5.9 % and 0.3 % with their recipe, 5 to 10 %, 21 % and 19 to "
@@ -250,16 +254,34 @@ def large_updates(_facts: Facts, training: Training) -> Outcome:
     # The quantity that is furthest past its limit, and that limit.
     place, ratio, limit = max(worst.ratios, key=lambda each: each[1] / each[2])
     past = f"{place} by {percent(ratio)}, {ratio / limit:.2g} times the limit of {percent(limit)}"
+    group = _group(training, [update.step for update in large])
     return Hit(
         severity="error" if is_far or _OFTEN <= len(large) > len(seen) / 2 else "warning",
         sites=tuple(dict.fromkeys(update.place for update in sorted(large, key=lambda update: -update.excess)))[:6],
-        measured=f"step {worst.step} changed {past}",
+        measured=f"step {worst.step} changed {past}" + (f"; {group}" if group else ""),
         evidence=(
             f"step {worst.step} changed {worst}",
             f"{len(large):,} of {counted(len(seen), 'measured step')} past a limit, "
             f"the first of them step {large[0].step}",
+            *([f"{group}: {_OF_GROUP}"] if group else []),
         ),
     )
+
+
+def _group(training: Training, steps: Sequence[int]) -> str:
+    """Of several groups of parameters the one that holds nearly all that these steps changed too much, in words."""
+    excess: dict[int, float] = defaultdict(float)
+    for parameter, step, ratio in judged_ratios(training):
+        limit = GAIN_LIMIT if parameter.kind == "gain" else MEDIAN_LIMIT
+        if step in steps and ratio > limit:
+            excess[parameter.group] += ratio / limit - 1
+    groups = {each.group for each in training.parameters if each.group >= 0}
+    index, most = max(excess.items(), key=lambda pair: pair[1], default=(-1, 0.0))
+    if index < 0 or len(groups) < 2 or most < _NEARLY_ALL * sum(excess.values()):
+        return ""
+    held = [each for each in training.parameters if each.group == index]
+    rate = f"lr {held[0].learning_rate:.3g}, " if math.isfinite(held[0].learning_rate) else ""
+    return f"group {index + 1} of {max(groups) + 1}, {rate}{counted(len(held), 'parameter')}"
 
 
 RULES = (spikes, rising_gradient, dominant_optimizer_eps, large_updates)

@@ -38,6 +38,8 @@ class Hit:
     """The measured value, in words with its unit."""
     evidence: tuple[str, ...]
     """One line for each of the most telling sites."""
+    remedy: tuple[str, ...] | None = None
+    """The remedy where it is another one than the rule's."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -43,6 +44,14 @@ def of_formula(subject: Subject, norm: NormUnderTest, seen: Misfit) -> tuple[tup
         found_words = f"{eps}, after the row is divided by its largest magnitude"
         return (Violation(check="eps", expected=eps, found=found_words, confirm=seen.confirm),), None
     return (_unnamed(norm, seen, passport),), None
+
+
+def of_place(subject: Subject, seen: Violation | None) -> Violation | None:
+    """The violation of a row that depends on its batch, with the cause, where the sizes of other axes are that."""
+    passport = subject.passport() if seen is not None else None
+    if seen is None or passport is None or "other sizes" not in passport.readings:
+        return seen
+    return replace(seen, found=f"{seen.found} ({passport.readings['other sizes'].evidence[0]})")
 
 
 def of_rounding(subject: Subject, norm: NormUnderTest, seen: str) -> tuple[tuple[Violation, ...], NormSpec | None]:

@@ -204,7 +204,7 @@ def _test(
         # Not every norm takes float32 parameters and a 16-bit input.
         with suppress(RefusedError):
             report.add(agreement.output_dtype(subject.in_dtype(norm.spec, dtype, torch.float32)))
-    coupled = conduct.rows(norm) or conduct.batch_position(norm)
+    coupled = conduct.rows(norm) or causes.of_place(subject, conduct.batch_position(norm))
     report.add(coupled)
     if coupled is not None:
         return None

@@ -160,8 +160,8 @@ def _rate(attentions: Sequence[Attention], began: Origin | None, training: Train
     logits = f" Attention logits may reach {largest:.3g}." if largest > EXPLODED_LOGITS else ""
     steps = counted(len(seen), "measured step")
     if not large:
-        allowed = f", and fewer than {MANY_STEPS} such steps do no harm" if worst.excess > 1 else ""
-        limit = f"{percent(worst.excess)} of the limit{allowed}"
+        allowed = f", and fewer than {MANY_STEPS} such steps, or Adam's first ones, do no harm"
+        limit = f"{percent(worst.excess)} of the limit{allowed if worst.excess > 1 else ''}"
         return "no", f"The largest of {steps} changed {worst}: {limit}.{logits}", ()
     passed = f"{worst.excess:.2g} times the limit, which {len(large)} of {steps} passed"
     places = tuple(dict.fromkeys(update.place for update in sorted(large, key=lambda update: -update.excess)))

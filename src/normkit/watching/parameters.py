@@ -60,6 +60,8 @@ class WatchedParameter:
     block: int | None
     group: Mapping[str, Any] | None
     """The optimizer's group that holds it."""
+    group_index: int
+    """Index of that group among those of all optimizers; -1 without one."""
     optimizer: torch.optim.Optimizer | None
 
     def setting(self, name: str) -> float:
@@ -76,9 +78,8 @@ def watched_parameters(
     """The parameters of a model, in its order; one with several names appears once."""
     norms = norm_parameters(structure)
     held = {
-        id(tensor): (group, optimizer)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
+        id(tensor): (index, group, optimizer)
+        for index, (group, optimizer) in enumerate((each, one) for one in optimizers for each in one.param_groups)
         for tensor in group["params"]
     }
     owners = {id(tensor): module for module in model.modules() for tensor in module.parameters(recurse=False)}
@@ -99,7 +100,7 @@ def watched_parameters(
         else:
             kind = "weight" if tensor.dim() > 1 else "bias"
         site, kind = norms.get(id(tensor), ("", kind))
-        group, optimizer = held.get(id(tensor), (None, None))
+        index, group, optimizer = held.get(id(tensor), (-1, None, None))
         found.append(
             WatchedParameter(
                 path=path,
@@ -108,6 +109,7 @@ def watched_parameters(
                 site=site,
                 block=block_of(path, structure.blocks),
                 group=group,
+                group_index=index,
                 optimizer=optimizer,
             )
         )

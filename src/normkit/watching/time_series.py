@@ -226,6 +226,7 @@ class RunHistory:
             moved_steps=self.tracker.moved_steps.get(watched.path, 0),
             learning_rate=watched.setting("lr"),
             weight_decay=watched.setting("weight_decay"),
+            group=watched.group_index,
             rms=math.sqrt(sums["squares"] / size),
             gradient_rms=math.sqrt(sums["gradient squares"] / size) if sums["gradients"] else math.nan,
             update_ratio=ratio,

@@ -94,6 +94,13 @@ def test_the_heading_leaves_out_what_is_not_known(healthy, changes, subtitle, so
     assert source is None or report.source == source
 
 
+@pytest.mark.parametrize("name", ["", "GPT2LMHeadModel"])
+def test_a_model_in_memory_has_its_class_once(healthy, name):
+    report = describe(dataclasses.replace(healthy, model=dataclasses.replace(healthy.model, name=name)))
+    assert report.title == "GPT2LMHeadModel"
+    assert report.gist == "(gpt2), 331,776 parameters in float32, width 64"
+
+
 def test_post_norm_blocks_need_no_final_norm(healthy):
     blocks = tuple(dataclasses.replace(block, placement="post") for block in healthy.blocks)
     facts = {

@@ -322,3 +322,12 @@ def test_nothing_of_a_model_is_markup(hostile):
         assert re.findall(r"(?<!\\\\)[<>@\\[\\]`]", part) == []
         assert not re.search(r"^# ", part, re.MULTILINE)
     assert {character for character in said if unicodedata.category(character)[0] == "C"} == {"\n"}
+
+
+def test_a_note_is_short_and_its_rule_has_the_rest(faulty):
+    notes = tuple(dataclasses.replace(each, severity="note") for each in faulty.findings)
+    text = shown(summary(dataclasses.replace(faulty, findings=notes)))
+    assert "i note  A1  eps is not the config's  at transformer.h.{0-1}.ln_1 and 1 more" in text
+    assert "  do        Set eps to 1e-5 where the norms are built." in text
+    assert "normkit rule A1 says why, and where the limit comes from" in text
+    assert not any(word in text for word in ("  why", "  confirm", "Look for a default"))

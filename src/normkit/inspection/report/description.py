@@ -89,7 +89,10 @@ def describe(inspection: Inspection) -> Report:
     model, training, blocks = inspection.model, inspection.training, [block.path for block in inspection.blocks]
     size = f"{counted(model.parameters, 'parameter')} in {model.dtype}"
     width = f", width {model.width:,}" if model.width else ""
-    kind = f" ({model.architecture})" if model.architecture else ""
+    # A model in memory is called by its class.
+    is_named = model.name not in ("", model.class_name)
+    kind = [model.class_name] * is_named + [f"({model.architecture})"] * bool(model.architecture)
+    said_once = f"{' '.join(kind)}, " if kind else ""
     padding = f", {counted(model.padding, 'padding token')} left out" if model.padding else ""
     rows = _rows(inspection)
     run = describe_run(training, found=inspection.worst in ("error", "warning")) if training else None
@@ -153,7 +156,7 @@ def describe(inspection: Inspection) -> Report:
         sections = [run, describe_steps(training), *sections]
     report = Report(
         title=model.name or model.class_name,
-        gist=f"{model.class_name}{kind}, {size}{width}",
+        gist=f"{said_once}{size}{width}",
         source=f"{model.source or 'the given batches'}: {counted(model.tokens, model.unit)}{padding}{rows}",
         verdict=_verdict(inspection, run),
         facts=glance,

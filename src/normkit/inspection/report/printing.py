@@ -45,7 +45,8 @@ def summary(inspection: Inspection, site: str | None = None) -> RenderableType:
     run, steps, norms = report.part("run"), report.part("steps"), report.part("norms")
     head = Words.assemble((report.title, "bold"), "  ", report.gist, "\n", (report.source, "dim"))
     parts: list[RenderableType] = [head, "", answer(report.verdict)]
-    hint = (f"normkit rule {found.rule} says where the limit comes from" for found in report.findings[:1])
+    why = "why, and " if report.findings and report.findings[0].severity == "note" else ""
+    hint = (f"normkit rule {found.rule} says {why}where the limit comes from" for found in report.findings[:1])
     findings = [*map(_finding, report.findings), *hint]
     if run and steps:
         parts += [_run(report, run, steps), ""] if findings else [_run(report, run, steps)]
@@ -201,13 +202,14 @@ def _replaced(text: str, changes: dict[str, str]) -> str:
 
 
 def _finding(found: Finding) -> RenderableType:
-    """A finding with its first evidence; the page has the rest and the threshold."""
+    """A finding with its first evidence, a note without its reason; the page has the rest and the threshold."""
+    is_note = found.severity == "note"
     facts = (
         Fact("measured", found.measured),
         Fact("evidence", "".join(found.evidence[:1])),
-        Fact("why", found.why),
-        Fact("do", numbered(found.remedy)),
-        Fact("confirm", found.confirm),
+        Fact("why", "" if is_note else found.why),
+        Fact("do", found.remedy[0] if is_note and found.remedy else numbered(found.remedy)),
+        Fact("confirm", "" if is_note else found.confirm),
     )
     where = f"  at {shortened(found.sites, 1)}" if found.sites else ""
     rule = (found.rule, f"link {found.page}" if found.page else "")
