@@ -37,9 +37,8 @@ NORM = "encoder.layer.3.attention.output.LayerNorm"
 WARM_UP = 20
 
 FRAMES = """async ([size, frames, warmUp]) => {
-  const [{ commands }, { paint }, { ellipsoid, plane }, { normals, uniform }] = await Promise.all(
-    ["projection", "canvas", "surfaces", "random"].map((name) => import(`explorer/${name}.js`)),
-  );
+  const [{ commands }, { paint }, { ellipsoid, plane }, { normals, uniform }] =
+    ["projection", "canvas", "surfaces", "random"].map((name) => normkitExplorer[`${name}.js`]);
   const drawn = normals(6000, uniform(0));
   const sphere = (radius) => ellipsoid([0, 0, 0], [[radius, 0, 0], [0, radius, 0], [0, 0, radius]]);
   const at = Array.from({ length: 2000 }, (_, k) => [...drawn.slice(3 * k, 3 * k + 3)]);

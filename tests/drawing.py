@@ -13,7 +13,7 @@ def as_opened(page: Page) -> Page:
     """The page in its first state, at its top, with nothing in focus, opened or told."""
     page.evaluate(
         """async () => {
-          const { DEFAULTS } = await import("explorer/state.js");
+          const { DEFAULTS } = normkitExplorer["state.js"];
           document.activeElement.blur();
           for (const part of document.querySelectorAll("details")) part.open = false;
           document.getElementById("message").textContent = "";
@@ -57,7 +57,7 @@ class Drawing:
         """Where the points of the cloud are on the page."""
         places = self.page.evaluate(
             """async () => {
-              const { layout, screen } = await import("explorer/projection.js");
+              const { layout, screen } = normkitExplorer["projection.js"];
               const { panels, radius } = normkitExplorer.frame();
               const { width, height } = document.getElementById("canvas").getBoundingClientRect();
               const [box] = layout(panels, { width, height });

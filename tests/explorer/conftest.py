@@ -13,7 +13,6 @@ import pytest
 
 from drawing import as_opened, set_state
 from normkit.explorer import document
-from normkit.show.embedding import script_json
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -22,7 +21,7 @@ _PAGE = Path(document.__file__).parent / "page"
 
 # What a module returns comes back as JSON: typed arrays as arrays, numbers that JSON has no word for as {"$": word}.
 _BRIDGE = """
-globalThis.load = (name) => import(`explorer/${name}`);
+globalThis.load = (name) => normkitExplorer[name];
 const plain = (key, value) =>
   typeof value === "number" && (!Number.isFinite(value) || Object.is(value, -0))
     ? { $: Object.is(value, -0) ? "-0" : String(value) }
@@ -43,7 +42,7 @@ class Modules:
     """Calls what the page's modules export. Numbers arrive as they are, NaN and the infinities too."""
 
     def __init__(self, page: Page) -> None:
-        """Around a page that holds the import map."""
+        """Around a page that holds the modules."""
         self.page = page
 
     def __call__(self, file: str, name: str, *arguments: Any) -> Any:
@@ -71,10 +70,9 @@ def _sheet(chromium: Browser) -> Iterator[Page]:
 def modules(_sheet: Page) -> Modules:
     """`modules("norms.js", "normalize", points, norm)`: what they return depends on their arguments alone."""
     _sheet.goto("about:blank")
-    _sheet.set_content(
-        f"""<!doctype html><script type="importmap">{script_json({"imports": document.modules()})}</script>"""
-        f"<script>{_BRIDGE}</script>"
-    )
+    _sheet.set_content("<!doctype html>")
+    parts = [part for name, part in document.modules().items() if name != "main.js"]
+    _sheet.add_script_tag(content="".join(["globalThis.normkitExplorer = {};", *parts, _BRIDGE]))
     return Modules(_sheet)
 
 

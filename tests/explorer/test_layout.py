@@ -170,6 +170,13 @@ def test_buttons_have_a_contrast_of_4_5_in_every_state(lasting_page, scheme):
     assert faint == []
 
 
+FOUND_BY_AXE = """async (rules) => {
+  const { passes, violations } = await axe.run({ resultTypes: ["violations"], ...rules });
+  const contrast = passes.some(({ id }) => id === "color-contrast") ? [] : ["no colours were looked at"];
+  return [...contrast, ...violations.map(({ id, nodes }) => [id, nodes[0].html])];
+}"""
+
+
 # Every rule in one scheme; in the others those that look at colours.
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("scene", SCENES)
@@ -189,15 +196,17 @@ def test_axe_finds_nothing_in_any_scene(explorer, models, scene, settings, rules
     page.add_style_tag(content="#table tr:nth-child(n + 5) { display: none; }")
     page.evaluate("() => document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     set_state(page, scene=scene, stage=2)
-    found = page.evaluate(
-        """async (rules) => {
-          const { passes, violations } = await axe.run({ resultTypes: ["violations"], ...rules });
-          const contrast = passes.some(({ id }) => id === "color-contrast") ? [] : ["no colours were looked at"];
-          return [...contrast, ...violations.map(({ id, nodes }) => [id, nodes[0].html])];
-        }""",
-        rules,
-    )
-    assert found == []
+    assert page.evaluate(FOUND_BY_AXE, rules) == []
+
+
+def test_axe_finds_nothing_on_a_phone_in_a_step_of_the_walk_and_beside_a_formula_that_scrolls(explorer):
+    page = explorer(hash="#v=1&walk=1", viewport={"width": 400, "height": 800})
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    assert page.locator("#walk h3").inner_text() == "Why a plane"
+    assert page.evaluate(FOUND_BY_AXE, {}) == []
+    set_state(page, walk=0, scene="gradient", stage=4, gain=[1.15, 0.95, 1.05], bias=[-0.35, 0.65, 0.45])
+    assert page.locator("#formula").evaluate("formula => formula.scrollWidth > formula.clientWidth")
+    assert page.evaluate(FOUND_BY_AXE, {}) == []
 
 
 def test_the_whole_tour_by_keyboard(explorer):
@@ -229,6 +238,7 @@ def test_the_whole_tour_by_keyboard(explorer):
         "step",
         "pace",
         "stage",
+        "formula",
         "eps",
     ]
     assert [name for name in names if name in expected] == expected

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -20,7 +21,8 @@ from normkit.show.theme import PALETTES
 GAIN, BIAS = (0.6, 1.3, 1.0), (-0.3, 0.6, 0.4)
 """Initial positions of the sliders of the page."""
 
-_AS_THEY_ARE = "".join(letter for letter in map(chr, range(32, 127)) if letter not in "%#")
+_IMPORT = re.compile(r'^import ({[^}]*}) from "explorer/([^"]+)";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:const|function) (\w+))", re.MULTILINE)
 _PAGE = Path(__file__).parent / "page"
 
 
@@ -37,18 +39,30 @@ def document(data: dict[str, Any]) -> str:
         title=data["title"],
         colours=PALETTES,
         style=Markup((_PAGE / "style.css").read_text(encoding="utf-8")),
-        modules=packed_json({"imports": modules()}),
+        modules=packed_json("".join(modules().values())),
         data=script_json(data),
     )
 
 
 def modules() -> dict[str, str]:
-    """Name under which scripts import a module -> its source as a data: URL."""
-    # A URL's parser drops line ends and tabs, "#" ends the URL, "%" begins an escape; more escapes would open slower.
-    return {
-        f"explorer/{path.name}": "data:text/javascript," + quote(path.read_text(encoding="utf-8"), safe=_AS_THEY_ARE)
-        for path in sorted(_PAGE.glob("*.js"))
-    }
+    """Name of each module -> a statement that makes it a part of `normkitExplorer`, after those that it imports.
+
+    A browser would load each module on its own, which takes longer than to run all of them as one script.
+    """
+    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted(_PAGE.glob("*.js"))}
+    imported = {name: [other for _, other in _IMPORT.findall(source)] for name, source in sources.items()}
+    found = {}
+    for name in TopologicalSorter(imported).static_order():
+        parts = _IMPORT.sub(
+            lambda match: f'const {match[1].replace(" as ", ": ")} = normkitExplorer["{match[2]}"];', sources[name]
+        )
+        exported = ", ".join(_EXPORT.findall(parts))
+        found[name] = f"""normkitExplorer["{name}"] = (() => {{
+"use strict";
+{_EXPORT.sub("", parts)}return {{ {exported} }};
+}})();
+"""
+    return found
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

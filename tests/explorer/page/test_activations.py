@@ -87,6 +87,24 @@ def test_what_lies_far_beyond_the_others_is_drawn_at_the_rim(modules):
         assert modules("activations.js", "atRim", plain.tolist())["rows"] == plain.tolist()
 
 
+def test_a_row_far_beyond_the_others_leaves_the_world_its_size_at_and_between_all_stages(modules, model_data):
+    _, data = model_data
+    radii = modules.run(
+        """async ({ stages, data }) => {
+          const [{ compute }, { activations }, { startFrom }] =
+            await Promise.all(["computation.js", "activations.js", "state.js"].map(load));
+          return stages.map((stage) => {
+            const state = startFrom({ scene: "model", stage });
+            const found = compute(state, data);
+            const far = found.stages.map(([row, ...rows]) => [row.map((value) => 1000 * value), ...rows]);
+            return [found, { ...found, stages: far }].map((of) => activations(state, of).radius);
+          });
+        }""",
+        {"stages": [0, 0.5, 1, 1.5, 2, 3.5, 4], "data": data},
+    )
+    assert all(far < 2 * radius for radius, far in radii), radii
+
+
 def test_all_ones_is_up(pictures, model_data):
     x, data = model_data
     (picture,) = pictures({"scene": "model", "stage": 0}, data=data)

@@ -55,6 +55,14 @@ def test_a_query_along_all_ones_counts_the_majority_after_layernorm_alone(module
     )
 
 
+def test_in_a_narrow_panel_the_names_of_keys_do_not_touch(lasting_page: Any) -> None:
+    page = lasting_page(scene="attention", stage=4)
+    names = """(width) => normkitExplorer.frame().panels[0].strip({ x: 0, y: 0, width, height: 100 })
+      .filter(({ text }) => /^8 ?×$/.test(text)).map(({ text }) => text)"""
+    assert page.evaluate(names, 400) == ["8 ×"]
+    assert page.evaluate(names, 190) == ["8×"], "it read 7×8× there"
+
+
 def test_the_keys_travel_over_the_whole_timeline(modules: Any, page_data: Any) -> None:
     raw, centred, between = _computed(modules, page_data, *({"stage": stage, "eps": 0} for stage in (0, 2, 1)))
     assert raw["shown"] == raw["raw"]

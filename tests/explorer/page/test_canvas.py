@@ -61,6 +61,15 @@ def test_overlapping_faces_both_tell_and_lines_of_one_style_only_once(modules):
     assert painted(modules, lines)[20, 20, 0] == pytest.approx(128, abs=2)
 
 
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_a_clip_ends_between_two_pixels_of_the_screen(modules, ratio):
+    whole = {"type": "polygon", "at": [0, 0, 40, 0, 40, 40, 0, 40], "colour": "ink", "alpha": 1}
+    clip = {"type": "clip", "x": 10.3, "y": 0, "width": 20.4, "height": 40.2}
+    row = painted(modules, [clip, whole], ratio=ratio)[5, :, 0]
+    assert set(row.tolist()) == {0, 255}
+    assert (row == 0).sum() == {1: 21, 2: 40}[ratio]
+
+
 def test_dashes_leave_gaps_and_do_not_stay(modules):
     dashed = {"type": "line", "at": [0, 10, 40, 10], "colour": "ink", "width": 4, "dash": [10, 10], "offset": 10}
     whole = {"type": "line", "at": [0, 30, 40, 30], "colour": "ink", "width": 4}

@@ -251,9 +251,7 @@ def test_a_handle_is_moved_by_keys(drawing, handle):
     steps = [after["x"] - before["x"] for before, after in pairwise(places)]
     assert 1 < steps[0] < 12
     assert steps[1] > 2.9 * steps[0]
-    assert drawing.state()["yaw"] == drawing.page.evaluate(
-        "async () => (await import('explorer/state.js')).DEFAULTS.yaw"
-    )
+    assert drawing.state()["yaw"] == drawing.page.evaluate("normkitExplorer['state.js'].DEFAULTS.yaw")
     assert button.evaluate("button => button === document.activeElement")
 
 
@@ -342,9 +340,7 @@ def test_a_finger_moves_a_point(touched):
     fingers.send("End")
     drawing.settle()
     assert list(drawing.state()["edits"]) == [str(index)]
-    assert drawing.state()["yaw"] == drawing.page.evaluate(
-        "async () => (await import('explorer/state.js')).DEFAULTS.yaw"
-    )
+    assert drawing.state()["yaw"] == drawing.page.evaluate("normkitExplorer['state.js'].DEFAULTS.yaw")
 
 
 def test_elsewhere_the_page_scrolls_by_touch(touched):

@@ -106,12 +106,22 @@ def test_each_stage_has_its_formula_and_what_holds(lasting_page):
         formulas.append(page.locator("#formula math").inner_html())
         invariants.append(page.locator("#invariant").inner_text())
     assert len(set(formulas)) == len(set(invariants)) == 5
-    page.evaluate("() => { document.querySelector('#formula math').id = 'kept'; }")
-    set_state(page, edits={"0": [1, 2, 4]})
-    assert page.locator("#kept").count() == 1, "points that move leave the formula alone"
-    set_state(page, stage=2, eps=0.1)
-    assert page.locator("#kept").count() == 0
-    assert page.locator("#formula math").inner_html() != formulas[2]
+    set_state(page, stage=2)
+    page.evaluate("() => { document.querySelector('#formula msqrt').className = 'kept'; }")
+    set_state(page, eps=0.1)
+    kept = page.locator("#formula .kept")
+    assert kept.locator(":scope > mn").text_content() == "0.1", "what is the same is not laid out again"
+    set_state(page, stage=3)
+    assert kept.count() == 0
+
+
+def test_the_formula_is_that_of_the_state_whatever_stood_there_before(lasting_page):
+    page = lasting_page()
+    made = "() => normkitExplorer['formulas.js'].formula(normkitExplorer.store.get()).outerHTML"
+    for scene in ("clusters", "attention", "three", "depth", "gradient"):
+        for patch in ({"stage": 0}, {"stage": 4}, {"eps": 0.1}, {"place": "outside"}, {"gain": [2, 1, 1]}):
+            set_state(page, scene=scene, **patch)
+            assert page.locator("#formula").inner_html() == page.evaluate(made), (scene, patch)
 
 
 def test_a_change_from_elsewhere_ends_the_run_in_its_pauses_too(lasting_page):

@@ -211,11 +211,11 @@ def test_a_cross_dragged_to_where_the_point_will_land_is_measured_there(lasting_
     assert page.locator("[data-handle]").count() == 1, "the point itself cannot be moved while it is asked about"
     # The world grows from stage 0 to 1, so the place is found with the radius of now.
     place = """async () => {
-      const { layout, screen } = await import("explorer/projection.js");
-      const { guessed } = await import("explorer/frames.js");
+      const { layout, screen } = normkitExplorer["projection.js"];
+      const { guessed } = normkitExplorer["frames.js"];
       const { store, frame } = normkitExplorer;
       const view = document.getElementById("view").getBoundingClientRect();
-      const { compute } = await import("explorer/computation.js");
+      const { compute } = normkitExplorer["computation.js"];
       const data = JSON.parse(document.getElementById("data").textContent);
       const { panels, radius } = frame();
       const { lands } = guessed(store.get(), compute(store.get(), data));
@@ -244,7 +244,7 @@ def test_a_cross_dragged_to_where_the_point_will_land_is_measured_there(lasting_
 def test_the_plane_is_turned_by_hand_and_the_copies_are_measured(lasting_page: Any) -> None:
     page = lasting_page(walk=2)
     page.evaluate(
-        "async () => { const { WALK } = await import('explorer/steps.js');"
+        "() => { const { WALK } = normkitExplorer['steps.js'];"
         " normkitExplorer.store.set({ ...WALK[1].state, walk: 2 }); }"
     )
     settle(page)

@@ -37,8 +37,8 @@ const [FAR, RIM] = [3, 1.2];
 /** Rows with those far beyond the others moved in to the rim; which ones were.
  * @type {(rows: number[][]) => {rows: number[][], moved: boolean[]}} */
 export function atRim(rows) {
-  const lengths = rows.map((row) => length(row.filter(Number.isFinite)));
-  const usual = [...lengths].sort((a, b) => a - b)[Math.floor(0.9 * (rows.length - 1))];
+  const lengths = rows.map((row) => length(row.every(Number.isFinite) ? row : row.filter(Number.isFinite)));
+  const usual = Float64Array.from(lengths).sort()[Math.floor(0.9 * (rows.length - 1))];
   const most = Math.max(0, ...lengths.filter((size) => size <= FAR * usual));
   const moved = lengths.map((size) => most > 0 && size > FAR * usual);
   return { rows: rows.map((row, i) => (moved[i] ? scale(row, (RIM * most) / lengths[i]) : row)), moved };
@@ -49,10 +49,12 @@ export function activations(state, given) {
   const { site, norm, giant } = given;
   const none = { handles: [], drag: () => ({}) };
   if (!site) return { ...none, panels: [{ kind: "space", title: "No activations", items: [] }], radius: 1 };
-  const rim = given.stages.map(atRim);
+  const low = Math.floor(state.stage);
+  // Of all stages, fit and at read the two that the picture is between.
+  const between = Math.min(3, low);
+  const rim = given.stages.map((rows, k) => (k === between || k === between + 1 ? atRim(rows) : { rows, moved: [] }));
   const stages = rim.map(({ rows }) => rows);
   const computed = { ...given, stages, shown: at(stages, state.stage) };
-  const low = Math.floor(state.stage);
   const isFar = (index) => rim[low].moved[index];
   const [appears, gained, shifted] = [1, 2, 3].map((stage) => progress(state.stage, stage));
   const size = norm.mode === "length" ? 1 : Math.sqrt(site.n);

@@ -30,7 +30,7 @@ function bars({ weights, entropy, selectable }, groups, largest, box) {
       return [
         { type: "polygon", at, colour: `group-${groups[i] % 8}`, alpha: 1 },
         ...(wide ? [words(middle, y - 8, number(weight, 2), "ink", { anchor: "middle", size: 10.5 })] : []),
-        words(middle, bottom + 12, selectable[i] ? `${i + 1}` : `${i + 1} ×`, selectable[i] ? "muted" : "error", {
+        words(middle, bottom + 12, `${i + 1}${selectable[i] ? "" : wide ? " ×" : "×"}`, selectable[i] ? "muted" : "error", {
           anchor: "middle",
         }),
       ];

@@ -43,6 +43,8 @@ export function paint(context, commands, colours, { ratio }) {
   context.fillRect(0, 0, context.canvas.width / ratio, context.canvas.height / ratio);
   context.lineJoin = "round";
   context.save();
+  // A clip that ends between two pixels makes all that is painted in it dearer.
+  const pixels = (value) => Math.round(ratio * value) / ratio;
   for (let k = 0; k < commands.length; k++) {
     const command = commands[k];
     const { type, x, y, width, height } = command;
@@ -50,7 +52,7 @@ export function paint(context, commands, colours, { ratio }) {
       context.restore();
       context.save();
       context.beginPath();
-      context.rect(x, y, width, height);
+      context.rect(pixels(x), pixels(y), pixels(x + width) - pixels(x), pixels(y + height) - pixels(y));
       context.clip();
     } else if (type === "marker") mark(context, command, colour);
     else if (type === "text") write(context, command, colour);

@@ -18,3 +18,15 @@ export function element(name, properties = {}, ...children) {
   node.append(...children);
   return put(node, properties);
 }
+
+/** Makes the children of an element those given, where only names of elements and text differ: a part that is the same
+ * stays, and is not laid out again. */
+export function refill(node, children) {
+  const old = [...node.children];
+  if (old.length !== children.length || old.some(({ nodeName }, k) => nodeName !== children[k].nodeName))
+    return node.replaceChildren(...children);
+  children.forEach((child, k) => {
+    if (child.childElementCount) refill(old[k], [...child.children]);
+    else put(old[k], { textContent: child.textContent });
+  });
+}

@@ -74,8 +74,8 @@ const stepFormula = (state, mode, step) => {
   return row(`${y} = ${times}`, step === 3 ? gain : `${batch ? "+ b_j" : "+ b"}${gain}${bias}`);
 };
 
-/** A gradient on its way back; s is what c was divided by, r the same without epsilon. */
-const gradientFormula = ({ mode, place, eps }) =>
+/** A gradient on its way back; s is what c was divided by, r the same without epsilon. Two lines, for narrow windows. */
+const gradientFormula = ({ mode, place, eps }) => [
   row(
     "d x =",
     fraction("1", "s"),
@@ -85,10 +85,13 @@ const gradientFormula = ({ mode, place, eps }) =>
     ...(place === "outside" && eps > 0 ? [fraction("s", "r")] : []),
     mode === "length" ? "z z^T" : fraction("z z^T", "3"),
     ") ( g ⊙ d y ) ,",
+  ),
+  row(
     "s =",
     divisor({ place, eps }, fraction("1", "3"), mode),
     ...(place === "outside" && eps > 0 ? [`= r + ${power(eps)}`] : []),
-  );
+  ),
+];
 
 /** One layer of each stack. */
 const depthFormula = ({ residual, spread }) => {
@@ -126,7 +129,7 @@ export const formula = (state) => {
         : scene === "clusters"
         ? table(...["batch", "layer", "rms"].map((name) => row(said(`${NORMS[name]}: `), of(name))))
         : scene === "gradient"
-          ? table(of(mode), gradientFormula(state))
+          ? table(of(mode), ...gradientFormula(state))
           : of(mode),
   );
   whole.setAttribute("display", "block");

@@ -111,4 +111,4 @@ new ResizeObserver(
   },
 ).observe(byId("view"));
 
-Object.assign(globalThis, { normkitExplorer: { store, frame: context.frame, commands: context.commands } });
+Object.assign(globalThis.normkitExplorer, { store, frame: context.frame, commands: context.commands });

@@ -1,5 +1,5 @@
 /** The timeline: raw -> centre -> scale -> gain -> bias, to play, step and scrub, with the formula of each stage. */
-import { byId, element, put } from "explorer/elements.js";
+import { byId, element, put, refill } from "explorer/elements.js";
 import { formula, invariant } from "explorer/formulas.js";
 import { same } from "explorer/state.js";
 import { asks, stepOf } from "explorer/steps.js";
@@ -58,7 +58,7 @@ export function mountTimeline(store) {
   /** Fills an element anew if what it is made from changed. */
   function write(id, from, make) {
     const key = JSON.stringify(from);
-    if (written[id] !== key) byId(id).replaceChildren(...make());
+    if (written[id] !== key) refill(byId(id), make());
     written[id] = key;
   }
 
