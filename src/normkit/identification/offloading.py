@@ -65,12 +65,13 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @contextmanager
-def in_memory(module: nn.Module) -> Iterator[None]:
+def in_memory(module: nn.Module, *, recurse: bool = True) -> Iterator[None]:
     """While this lasts, a module and its parts have the values of their parameters, and calls of them read nothing.
 
-    Other modules are left as they are.
+    Other modules are left as they are, without `recurse` the module's parts, too.
     """
-    held = [(part, hook, dict(part._parameters)) for part in module.modules() for hook in offload_hooks(part)]
+    parts = module.modules() if recurse else [module]
+    held = [(part, hook, dict(part._parameters)) for part in parts for hook in offload_hooks(part)]
     try:
         for part, hook, parameters in held:
             for name, parameter in parameters.items():
