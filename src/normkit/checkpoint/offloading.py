@@ -199,7 +199,8 @@ def _first_owners(module: Any) -> list[Any]:
 
     if not isinstance(module, PreTrainedModel):
         return []
-    read = _asked_for_device(type(module))
+    class_: type = type(module)
+    read = _asked_for_device(class_)
     models = [each for name, each in [("", module), *module.named_children()] if name in read]
     owners = [next((part for part in each.modules() if [*part.parameters(recurse=False)]), module) for each in models]
     # The module's own parameters are there during a call of it.
