@@ -257,6 +257,7 @@ class Comparison:
         others = self.values.others
         told = [f"{matrices(names)} {words}" for words, names in others.near.items()]
         strange = [name for name, each in others.matrices.items() if each == "other values"]
+        strange += [each.whole for each in others.joined if not each.turns]
         told += [f"{matrices(strange)} not shown to be the reference's"] if strange else []
         # A recording holds no matrices.
         told += [] if others.is_compared or "recording" in self.forms else ["no matrix was compared"]
