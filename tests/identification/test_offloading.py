@@ -21,6 +21,7 @@ import distributed_runs
 import normkit as nk
 from forks import Fork
 from normkit.identification import offloading
+from normkit.identification.finder import likeness
 
 
 class Tied(nn.Module):
@@ -69,6 +70,16 @@ def test_in_memory_a_module_has_values_and_its_calls_read_nothing() -> None:
 
     assert all(parameter.is_meta for parameter in model.parameters())
     assert model.inner(x).all()
+
+
+def test_norms_of_one_code_are_alike_where_they_are_offloaded() -> None:
+    model = nn.Sequential(nn.LayerNorm(6), nn.LayerNorm(6), nn.RMSNorm(6))
+    plain = [likeness(norm) for norm in model]
+
+    cpu_offload(model, torch.device("cpu"))
+
+    assert [likeness(norm) for norm in model] == plain
+    assert plain[0] == plain[1] != plain[2]
 
 
 @pytest.mark.slow

@@ -288,6 +288,12 @@ def test_sounds_that_cannot_be_used(tmp_path: Path) -> None:
     assert refused(file) == (
         f"{file} does not say the form of its samples, as a file that is cut off; give a whole file"
     )
+    whole = write_wave(file, [[1], [2]]).read_bytes()
+    file.write_bytes(whole[:-2])
+    assert refused(file) == f"{file} is cut off before the end of its samples; give a whole file"
+    # As ffmpeg writes to a pipe.
+    file.write_bytes(whole[:-8] + b"\xff" * 4 + whole[-4:])
+    assert len(heard(file)[0]) == 2
     write_wave(file, [])
     assert refused(file) == f"expected a sound in {file}, found no sample; give another file"
     assert "expected a feature extractor with a sampling rate" in refused(file, sizes)

@@ -89,3 +89,44 @@ def test_norms_of_a_unet_that_lie_in_no_block_are_neither_embedding_nor_final():
         "middle.1.norm",
     }
     assert "embedding" not in structure.roles.values()
+
+
+@pytest.mark.parametrize("is_beside_the_second", [True, False])
+def test_a_norm_between_two_stacks_belongs_to_the_one_that_it_lies_beside(is_beside_the_second):
+    """As in ConvNeXt, where a norm before the convolution that halves a map was called the final norm of a model."""
+
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+        def forward(self, x):
+            return x + self.linear(self.norm(x))
+
+    class Stage(nn.Module):
+        def __init__(self, width, *, has_first=False, has_last=False):
+            super().__init__()
+            between = (nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH))
+            self.first = nn.Sequential(*between) if has_first else nn.Identity()
+            self.layers = nn.Sequential(Block(width), Block(width))
+            self.last = nn.Sequential(*between) if has_last else nn.Identity()
+
+        def forward(self, x):
+            return self.last(self.layers(self.first(x)))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            one = Stage(WIDTH, has_last=not is_beside_the_second)
+            self.stages = nn.ModuleList([one, Stage(2 * WIDTH, has_first=is_beside_the_second)])
+            self.norm = nn.LayerNorm(2 * WIDTH)
+
+        def forward(self, x):
+            for stage in self.stages:
+                x = stage(x)
+            return self.norm(x)
+
+    roles = read(Model(), torch.randn(2, TOKENS, WIDTH)).roles
+    assert roles["norm"] == "final"
+    path, role = ("stages.1.first.0", "embedding") if is_beside_the_second else ("stages.0.last.0", "final")
+    assert roles[path] == role

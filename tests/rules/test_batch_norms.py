@@ -243,12 +243,10 @@ def test_families_of_transformers_are_clean(family):
         for module in model.modules():
             module.momentum = 0.1
     big = Resized(model.train())
-    found = nk.inspect(trained(big, rate=0.01).inner, x)
-    # Its last layers see one pixel a sample: after 40 batches of 16 the statistics have not settled, as C9 says of 64.
-    # How far they are off is chance: one more ulp in the head's weights takes the change from 0.63 to 1.04, and C13 is
-    # found at the second only.
-    true = {"C13"} if family == "MobileNetV2" else set()
-    assert {each.rule for each in found.findings if each.severity != "note"} <= true
+    # The last layers of MobileNetV2 see one pixel a sample. At a rate of 0.01, weights move faster than statistics of
+    # 40 such batches follow, and one ulp in the head decides whether C9 and C13 are found; at 0.001 neither is.
+    found = nk.inspect(trained(big, rate=0.001 if family == "MobileNetV2" else 0.01).inner, x)
+    assert [each.rule for each in found.findings if each.severity != "note"] == []
     assert len(found.unrecognised) > 5
 
 

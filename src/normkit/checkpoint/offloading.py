@@ -102,8 +102,10 @@ def build_offloaded(
     _settle(built.model)
     for module in built.model.modules():
         read = frozenset[str]().union(*map(_read_by, type(module).__mro__))
-        if parts := [part for name, part in module.named_children() if name in read and offload_hooks(part)]:
-            borrowed = _Borrowed(parts)
+        parts = [part for name, part in module.named_children() if name in read and offload_hooks(part)]
+        owners = _first_owners(module)
+        if parts or owners:
+            borrowed = _Borrowed(parts, owners)
             module.register_forward_pre_hook(borrowed.begin)
             module.register_forward_hook(borrowed.end, always_call=True)
     return built._replace(asked=planned.asked, head=planned.head)
@@ -191,11 +193,46 @@ def _read_by(class_: type) -> frozenset[str]:
     return frozenset(re.findall(r"\bself\.(\w+)\.(?:weight|bias)\b(?!\.(?:dtype|device|shape|size)\b)", code))
 
 
-class _Borrowed:
-    """Parts that have the values of their parameters for each call of the module that reads them."""
+def _first_owners(module: Any) -> list[Any]:
+    """The offloaded modules with the first parameter of those models whose `device` the module reads."""
+    from transformers import PreTrainedModel
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = parts
+    if not isinstance(module, PreTrainedModel):
+        return []
+    class_: type = type(module)
+    read = _asked_for_device(class_)
+    models = [each for name, each in [("", module), *module.named_children()] if name in read]
+    owners = [next((part for part in each.modules() if [*part.parameters(recurse=False)]), module) for each in models]
+    # The module's own parameters are there during a call of it.
+    return [owner for owner in owners if owner is not module and offload_hooks(owner)]
+
+
+@functools.cache
+def _asked_for_device(class_: type) -> frozenset[str]:
+    """The models whose `device` a call of a model may read, "" for its own, as the code that `forward` reaches says.
+
+    transformers answers with the device of the model's first parameter.
+    """
+    reached, read = ["forward"], set[str]()
+    for name in reached:
+        for function in filter(inspect.isfunction, (vars(each).get(name) for each in class_.__mro__)):
+            try:
+                code = inspect.getsource(function)
+            except OSError:
+                continue
+            reached += {*re.findall(r"\bself\.(\w+)\(", code)}.difference(reached)
+            read |= {*re.findall(r"\bself\.(?:(\w+)\.)?device\b", code)}
+    return frozenset(read)
+
+
+class _Borrowed:
+    """Parts that have the values of their parameters for each call of the module that reads them.
+
+    Owners have the values of their own parameters only, not those of their parts.
+    """
+
+    def __init__(self, parts: Sequence[Any], owners: Sequence[Any]) -> None:
+        self.parts, self.owners = parts, owners
         self.calls: list[ExitStack] = []
 
     def begin(self, *_of_call: object) -> None:
@@ -203,6 +240,8 @@ class _Borrowed:
         stack = ExitStack()
         for part in self.parts:
             stack.enter_context(in_memory(part))
+        for owner in self.owners:
+            stack.enter_context(in_memory(owner, recurse=False))
         self.calls.append(stack)
 
     def end(self, *_of_call: object) -> None:

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
 from normkit.errors import InputError, ModelError
+from normkit.identification.products import ProductsInFloat32
 from normkit.identification.state import buffers_kept, in_mode
 from normkit.inspection.result import Inspection
-from normkit.measurement.products import ProductsInFloat32
 from normkit.measurement.running import evaluating
 from normkit.measurement.texts import Batches, check_runs
 from normkit.rules import ranked

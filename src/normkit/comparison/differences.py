@@ -257,6 +257,7 @@ class Comparison:
         others = self.values.others
         told = [f"{matrices(names)} {words}" for words, names in others.near.items()]
         strange = [name for name, each in others.matrices.items() if each == "other values"]
+        strange += [each.whole for each in others.joined if not each.turns]
         for words in dict.fromkeys(self.values.packed.values()):
             names = [name for name, each in self.values.packed.items() if each == words]
             told.append(f"{matrices(names)} stored as {words}, and not compared")

@@ -21,6 +21,17 @@ from torch import Tensor
 
 from normkit.checkpoint.plan import FLOATS
 from normkit.comparison.folded_gains import CHUNK
+from normkit.comparison.joined import Joined, JoinedSource, find_joined, with_views
+from normkit.comparison.matrix_rows import (
+    LEAST,
+    RELATED,
+    SIDE,
+    blocks_of,
+    correlation,
+    few_rows,
+    rows_of,
+    transposed_correlation,
+)
 from normkit.comparison.parameter_pairs import numbers_of, pair_kinds, pair_paths
 from normkit.comparison.parameters import NormTensors
 from normkit.comparison.quantized import MlxSource, Rounded, has_other_scales, rounding
@@ -39,18 +50,8 @@ _QUANTIZES = ("llama.cpp", "MLX", "ONNX")
 _EITHER_WAY = ("ONNX",)
 """Runtimes whose graphs multiply by a matrix or by its transpose, so that neither is wrong."""
 
-RELATED = 0.5
-"""The least correlation of rows that belong together."""
-
-LEAST = 256
-"""The fewest numbers of a matrix that is looked at."""
-
 BUDGET = 2**28
 """The most numbers of matrices that are read whole, to see whether their rows stand in another order."""
-
-_NUMBERS, _ROWS, _SIDE = 4096, 8, 32
-"""The numbers and the most rows of each of the two blocks that are read first, and the rows of those of a square matrix
-that may be transposed."""
 
 _ALIKE, _FEWEST_TELLING = 0.99, 16
 """The least correlation of two vectors that are one, rounded, and the fewest numbers for which that is no chance."""
@@ -73,6 +74,8 @@ class OtherTensors:
     """Those of them of whose shape the port has tensors without a counterpart: they may be there under another name."""
     extra: tuple[str, ...] = ()
     """Names in the port without a counterpart in the reference."""
+    joined: tuple[Joined, ...] = ()
+    """Tensors of one model that hold several of the other."""
     reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     """Name in the port -> its shape there and in the reference, where these differ."""
 
@@ -127,10 +130,22 @@ def compare_others(
         [name for name in names if name not in taken],
         [name for name in names_there if name not in taken_there],
     )
+    joined = find_joined(port, reference, extra, missing) if extra and missing else []
+    held = {name for each in joined for name in (each.whole, *each.parts)}
+    extra, missing = ([name for name in names if name not in held] for names in (extra, missing))
     renamed = _renamed(port, reference, extra, missing) if extra and missing else {}
     shapes += renamed.items()
+    paired = len(shapes)
     extra = [name for name in extra if name not in renamed]
     missing = [name for name in missing if name not in {*renamed.values()}]
+    port, reference = (
+        with_views(side, [each for each in joined if each.is_of_port == is_port])
+        for side, is_port in ((port, True), (reference, False))
+    )
+    shapes += [pair if each.is_of_port else pair[::-1] for each in joined for pair in each.views.items()]
+    factors = {**factors} | {
+        view: factors[each.whole] for each in joined if each.whole in factors and not each.axis for view in each.views
+    }
     left = {_shape(port, name) for name in extra}
     made = compare_matrices(port, reference, shapes, progress, factors)
     notes = made.notes
@@ -139,11 +154,12 @@ def compare_others(
     has_matrices = any(_is_matrix(reference.source.tensors[name].shape) for name in names_there)
     return replace(
         made,
-        paired=len(shapes),
+        paired=paired,
         renamed=renamed,
         missing=tuple(missing),
         undecided=tuple(name for name in missing if _shape(reference, name) in left),
         extra=tuple(extra),
+        joined=tuple(joined),
         reshaped={
             name: (port.source.tensors[name].shape, reference.source.tensors[other].shape)
             for name, other in shapes
@@ -160,24 +176,24 @@ def _renamed(port: Weights, reference: Weights, names: Sequence[str], names_ther
     Kinds of tensors belong together whose values are related in most layers, matrices either way round, or which alone
     have their shape in several layers; what stands beside a tensor that is paired goes with it.
     """
-    ours, theirs = cache(partial(_rows, port)), cache(partial(_rows, reference))
+    ours, theirs = cache(partial(rows_of, port)), cache(partial(rows_of, reference))
 
     def related(one: NormTensors, other: NormTensors) -> bool:
         shape, shape_there = port.source.tensors[one.path].shape, reference.source.tensors[other.path].shape
         try:
             if len(shape) < 2 or math.prod(shape) < LEAST:
                 vectors = [read(each.path, math.prod(shape)) for read, each in ((ours, one), (theirs, other))]
-                return math.prod(shape) >= _FEWEST_TELLING and (_correlation(*vectors)[0] or 0.0) > _ALIKE
-            few = min(_ROWS, max(1, _NUMBERS // shape[-1]))
+                return math.prod(shape) >= _FEWEST_TELLING and (correlation(*vectors)[0] or 0.0) > _ALIKE
+            few = few_rows(shape[-1])
             if (
                 shape == shape_there
-                and (_correlation(ours(one.path, few), theirs(other.path, few))[0] or 0.0) >= RELATED
+                and (correlation(ours(one.path, few), theirs(other.path, few))[0] or 0.0) >= RELATED
             ):
                 return True
             if len(shape) != 2 or shape != shape_there[::-1]:
                 return False
-            corners = [read(each.path, _SIDE)[:_SIDE, :_SIDE] for read, each in ((ours, one), (theirs, other))]
-            return (_correlation(corners[0], corners[1].T)[0] or 0.0) >= RELATED
+            corners = [read(each.path, SIDE)[:SIDE, :SIDE] for read, each in ((ours, one), (theirs, other))]
+            return (correlation(corners[0], corners[1].T)[0] or 0.0) >= RELATED
         except ModelError:
             return False
 
@@ -259,15 +275,15 @@ def compare_matrices(
             continue
         both = (port, name), (reference, other)
         try:
-            few = min(_ROWS, max(1, _NUMBERS // shape[1]))
-            rows, rows_there = (_rows(*each, few) for each in both)
+            few = few_rows(shape[1])
+            rows, rows_there = (rows_of(*each, few) for each in both)
             if name in factors:
                 rows_there *= _of_rows(factors[name], shape[0], few)
-            group = port.source.group(name) if isinstance(port.source, MlxSource) else 0
+            group = port.source.group(name) if isinstance(port.source, (MlxSource, JoinedSource)) else 0
             if group and has_other_scales(rows, rows_there, group):
                 found[name], is_compared = "scales of other groups", True
                 continue
-            plain, count = _correlation(rows, rows_there)
+            plain, count = correlation(rows, rows_there)
             # A constant matrix has nothing to compare.
             is_compared |= plain is not None or bool((rows_there == rows_there[0, 0]).all())
             is_judged = (plain or 0.0) >= RELATED and not quantizes
@@ -277,7 +293,9 @@ def compare_matrices(
                 rounded[name] = how
             if plain is None or (plain >= RELATED and not is_transposed):
                 continue
-            turned, count_turned = _turned(*(_rows(*each, _SIDE) for each in both)) if _is_square(shape) else (None, 1)
+            turned, count_turned = (
+                transposed_correlation(*(rows_of(*each, SIDE) for each in both)) if _is_square(shape) else (None, 1)
+            )
             if may_be_either and max(plain, turned or 0.0) >= RELATED:
                 continue
             if plain >= RELATED:
@@ -327,40 +345,11 @@ def _is_square(shape: tuple[int, ...]) -> bool:
     return shape[0] == shape[1]
 
 
-def _rows(weights: Weights, name: str, count: int) -> Tensor:
-    """A block of rows from the beginning of a matrix and one from its middle, in float64."""
-    blocks = _blocks(weights.source.tensors[name].matrix[0], count)
-    return torch.cat([weights.source.rows(name, *block) for block in blocks]).to(torch.float64)
-
-
-def _blocks(rows: int, count: int) -> list[tuple[int, int]]:
-    middle = max(count, rows // 2)
-    blocks = [(0, min(count, rows)), (middle, min(middle + count, rows))]
-    return [block for block in blocks if block[0] < block[1]]
-
-
 def _of_rows(factor: Tensor, rows: int, count: int) -> Tensor:
-    """The factors of the rows that `_rows` reads; those of columns are of all rows."""
+    """The factors of the rows that `rows_of` reads; those of columns are of all rows."""
     if factor.dim() == 1:
         return factor
-    return torch.cat([factor[start:stop] for start, stop in _blocks(rows, count)])
-
-
-def _turned(port: Tensor, reference: Tensor) -> tuple[float | None, int]:
-    """The correlation of a square matrix with the other's transpose, where the rows at hand and their columns meet."""
-    rows, size = port.shape
-    count = rows // 2 if rows < size else rows
-    middle = max(count, size // 2)
-    at = [*range(count), *range(middle, middle + rows - count)]
-    return _correlation(port[:, at], reference[:, at].T)
-
-
-def _correlation(one: Tensor, other: Tensor) -> tuple[float | None, int]:
-    """Pearson's correlation of two blocks, and of how many numbers; None where one is constant or not finite."""
-    one, other = one - one.mean(), other - other.mean()
-    size = float(one.norm() * other.norm())
-    found = float((one * other).sum()) / size if size > 0 and math.isfinite(size) else None
-    return found, one.numel()
+    return torch.cat([factor[start:stop] for start, stop in blocks_of(rows, count)])
 
 
 def _chance(count: int) -> float:
@@ -390,11 +379,11 @@ def _are_in_rotary_order(one: tuple[Weights, str], other: tuple[Weights, str]) -
             continue
         for sizes in ((2, width // 2), (width // 2, 2)):
             turned = there[:width].reshape(*sizes, -1).transpose(0, 1).reshape(width, -1)
-            if (_correlation(rows[:width], turned)[0] or 0.0) >= RELATED:
+            if (correlation(rows[:width], turned)[0] or 0.0) >= RELATED:
                 return True
     return False
 
 
 def _are_reordered(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
     """Whether rows in another order explain a difference, as the columns then have the same sums, or columns do."""
-    return any((_correlation(*sums)[0] or 0.0) >= RELATED for sums in zip(one, other, strict=True))
+    return any((correlation(*sums)[0] or 0.0) >= RELATED for sums in zip(one, other, strict=True))

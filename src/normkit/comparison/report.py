@@ -96,6 +96,11 @@ def values_facts(found: Values) -> tuple[Fact, ...]:
         names = [name for name, each in found.packed.items() if each == form]
         facts.append(Fact("matrices", f"{shortened(names, 2)}: stored as {form}, and not compared", "note"))
     facts += [Fact("matrices", note, "note") for note in others.notes]
+    # A bias goes with its matrix, which comes first.
+    joined = {each.place: each for each in reversed(others.joined)}.values()
+    for (said, is_known), count in Counter((each.words, each.turns > 0) for each in reversed(joined)).items():
+        times = f" ({count} times)" if count > 1 else ""
+        facts.append(Fact("joined", f"{said}{times}", None if is_known else "note"))
     if others.missing or others.extra or others.reshaped or others.renamed:
         missing = [name for name in others.missing if name not in {*others.undecided}]
         like = [f"{name} for {other}" for name, other in others.renamed.items()]

@@ -17,6 +17,7 @@ from torch import nn
 
 from normkit.errors import NormkitError, ShapeError
 from normkit.identification.behaviour import Examination, agrees, as_like, examine, grows
+from normkit.identification.offloading import HOOKS, own_attributes
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.identification.state import undisturbed
 from normkit.identification.tracing import ModuleCall
@@ -131,18 +132,17 @@ def likeness(module: nn.Module) -> object:
     return tuple(
         (
             type(part),
-            tuple(sorted((name, _key(value)) for name, value in vars(part).items() if is_own(name))),
+            tuple(sorted((name, _key(value)) for name, value in own.items() if is_own(name))),
             tuple((name, value.shape, value.dtype) for name, value in part.named_parameters(recurse=False)),
             tuple((name, value.shape, value.dtype) for name, value in part.named_buffers(recurse=False)),
             tuple(part._modules),
-            tuple(id(hook) for name in _HOOKS for hook in vars(part)[name].values()),
+            tuple(id(hook) for name in HOOKS for hook in own[name].values()),
         )
-        for part in module.modules()
+        for part, own in ((part, own_attributes(part)) for part in module.modules())
     )
 
 
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def _key(value: object) -> str:

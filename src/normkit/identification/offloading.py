@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from normkit.identification.sharding import fully_sharded, is_distributed, unwrapped
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+"""The tables of a module's hooks around its forward."""
+
 _GATHERING = "_normkit_gathering"
 _DISTRIBUTED = "torch.distributed."
 
@@ -34,6 +37,20 @@ def offload_hooks(module: nn.Module) -> list[Any]:
     """The hooks that set the module's own parameters for each call, but for those of modules in memory."""
     hook: Any = vars(module).get(_GATHERING) or vars(module).get("_hf_hook")
     return [each for each in getattr(hook, "hooks", (hook,)) if getattr(each, "offload", False) and each.weights_map]
+
+
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module, without those that set its parameters for each call."""
+    held = {name: value for name, value in vars(module).items() if name not in (_GATHERING, "_hf_hook")}
+    if "_old_forward" in held:
+        # accelerate puts its own in place of it.
+        forward = held["forward"] = held.pop("_old_forward")
+        if getattr(forward, "__func__", None) is type(module).forward:
+            del held["forward"]
+    for table in HOOKS:
+        hooks = vars(module)[table].items()
+        held[table] = {key: hook for key, hook in hooks if not isinstance(getattr(hook, "__self__", None), _Gathering)}
+    return held
 
 
 def stored(model: nn.Module) -> dict[str, Stored]:
@@ -65,12 +82,13 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @contextmanager
-def in_memory(module: nn.Module) -> Iterator[None]:
+def in_memory(module: nn.Module, *, recurse: bool = True) -> Iterator[None]:
     """While this lasts, a module and its parts have the values of their parameters, and calls of them read nothing.
 
-    Other modules are left as they are.
+    Other modules are left as they are, without `recurse` the module's parts, too.
     """
-    held = [(part, hook, dict(part._parameters)) for part in module.modules() for hook in offload_hooks(part)]
+    parts = module.modules() if recurse else [module]
+    held = [(part, hook, dict(part._parameters)) for part in parts for hook in offload_hooks(part)]
     try:
         for part, hook, parameters in held:
             for name, parameter in parameters.items():
@@ -99,8 +117,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
         yield
         return
     held = [(part, dict(part._parameters)) for part in spread]
-    tables = ("_forward_pre_hooks", "_forward_hooks")
-    hooks = [(part, name, getattr(part, name)) for part in model.modules() for name in tables]
+    hooks = [(part, name, getattr(part, name)) for part in model.modules() for name in HOOKS]
     with unwrapped(model):
         try:
             for part, name, table in hooks:

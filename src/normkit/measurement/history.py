@@ -343,7 +343,7 @@ def judged_ratios(training: Training) -> Iterator[tuple[Parameter, int, float]]:
     for series in ratios:
         if series.path not in parameters or series.steps[0] > first or not series.values[0] < FROM_NOTHING:
             continue
-        for step, value in zip(series.steps, series.values, strict=True):
+        for step, value in series.pairs():
             if step >= shrunk.get(series.path, math.inf):
                 break
             if math.isfinite(value):

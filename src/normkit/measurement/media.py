@@ -25,6 +25,8 @@ MOST_FILES = 64
 """Most images or recordings that are taken: statistics of rows hardly change from there on."""
 # A larger file would need more than a gigabyte.
 _MOST_PIXELS = 100_000_000
+# A writer that cannot go back to the size of the samples, as of a pipe, leaves one of 2 GB or more.
+_OPEN = 2**31 - 2**16
 _MOST_SECONDS = 30
 # Seconds to which a feature extractor may fill up a sound.
 _LONGEST = 600
@@ -318,7 +320,9 @@ def _wave(file: Path, rate: int) -> np.ndarray[Any, Any]:
             while len(head := sound.read(8)) == 8:
                 name, size = struct.unpack("<4sI", head)
                 if name == b"data":
-                    held = sound.read(min(size, _MOST_SECONDS * min(found, rate) * channels * (bits // 8)))
+                    held = sound.read(wanted := min(size, _MOST_SECONDS * min(found, rate) * channels * (bits // 8)))
+                    if len(held) < wanted and size < _OPEN:
+                        raise InputError(f"{file} is cut off before the end of its samples; give a whole file")
                     break
                 fields = sound.read(min(size, 40))
                 if name == b"fmt " and len(fields) >= 16:

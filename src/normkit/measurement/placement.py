@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from normkit.identification.offloading import in_memory
 from normkit.identification.sharding import is_distributed, local
-from normkit.identification.sites import NormSite
+from normkit.identification.sites import NormSite, is_within
 from normkit.identification.state import buffers_kept
 from normkit.identification.tracing import first_output, first_tensor, floating_tensors
 from normkit.measurement.attention import softmax_logits
@@ -183,8 +183,10 @@ def sweep(
         elif after is None and final_norm is None and (visit.reads_stream or visit.reads_part):
             role, final_norm = "final", visit.path
         elif after not in (None, before) and not visit.path.startswith(alike):
-            # Between two stacks: the end of the first, or the beginning of the second.
-            role = "final" if visit.reads_stream or visit.is_pooled else "embedding"
+            # Between two stacks: the end of the first, or the beginning of the second, as where it lies beside that.
+            beside = (after or "").rpartition(".")[0]
+            begins = bool(beside) and is_within(visit.path, beside) and not is_within(before, beside)
+            role = "final" if (visit.reads_stream or visit.is_pooled) and not begins else "embedding"
         roles.setdefault(visit.path, role)
     unseen: dict[str, Role] = dict.fromkeys((site.path for site in sites), "unknown")
     return tuple(sweeper.swept(block) for block in blocks), unseen | roles | sweeper.roles, final_norm

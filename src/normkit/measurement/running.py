@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from normkit.conventions.rows import Rows
 from normkit.errors import InputError
 from normkit.identification.offloading import device_of
+from normkit.identification.products import ProductsInFloat32
 from normkit.identification.state import in_mode
-from normkit.measurement.products import ProductsInFloat32
 from normkit.text import counted
 
 Batch: TypeAlias = Mapping[Any, Any]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normkit.measurement import products
-from normkit.measurement.products import ProductsInFloat32
+from normkit.identification import products
+from normkit.identification.products import ProductsInFloat32
 
 DTYPES = [torch.bfloat16, torch.float16]
 
