@@ -1,4 +1,4 @@
-"""What normkit raises on bad input.
+"""The exceptions that normkit raises on bad input.
 
     NormkitError (ValueError)      everything this package raises because of what it was given
     |-- SpecError                  a NormSpec that contradicts itself, or an unknown convention

@@ -272,7 +272,7 @@ def _plain(
     bias: Tensor | None,
     eps: float | None,
 ) -> Tensor | None:
-    """What nearly every call wants, with the fewest checks; None for what is to be looked at more closely.
+    """The usual call with the fewest checks; None for a call that needs a closer look.
 
     A gain has the sizes of a row, so it is compared in their place; the operator compares it with the input.
     """

@@ -124,22 +124,22 @@ class NormSpec:
 
     @property
     def placement(self) -> Placement:
-        """Where eps enters."""
+        """The placement of eps."""
         return PLACEMENTS[self.eps_placement]
 
     @property
     def divisor(self) -> Divisor:
-        """What the sum of squares is divided by, and what multiplies the row."""
+        """The divisor of the sum of squares, and the multiplier of the row."""
         return DIVISORS[self.correction, self.reduction, self.multiplier]
 
     @property
     def rows(self) -> Rows:
-        """What one row is."""
+        """The axes of one row."""
         return Rows(self.axes, self.groups)
 
     @property
     def centring(self) -> Centring:
-        """Where the mean is subtracted."""
+        """The places where the mean is subtracted."""
         return CENTRINGS[self.centre_numerator, self.centre_statistics]
 
     @property
@@ -149,7 +149,7 @@ class NormSpec:
 
     @property
     def casts(self) -> Casts:
-        """Where it rounds."""
+        """The places where it rounds."""
         return Casts(self.statistics_dtype, self.round_rstd, self.cast, self.output_dtype)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What is measured: an operation on rows of one shape and dtype, in one pass."""
+"""The cases that are measured: an operation on rows of one shape and dtype, in one pass."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Of x."""
+        """The size of x in bytes."""
         return self.shape[0] * self.shape[1] * DTYPES[self.dtype].itemsize
 
     @property
@@ -112,7 +112,7 @@ class Case:
 
     @property
     def moved_bytes(self) -> float:
-        """What must be read and written; a copy of x reads it and writes it."""
+        """The bytes that must be read and written; a copy of x reads it and writes it."""
         return 2 * self.copies * self.bytes
 
 
@@ -133,7 +133,7 @@ class Arguments:
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """What is differentiated by."""
+        """The tensors that are differentiated by."""
         return tuple(leaf for leaf in (self.x, self.residual, self.weight, self.bias) if leaf is not None)
 
 

@@ -1,4 +1,4 @@
-"""What a run is measured on: the CPU, or a GPU. All that differs between them is here."""
+"""The device of a run: the CPU, or a GPU. All that differs between them is here."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _gpu() -> Machine:
 
 
 def _gpu_memory() -> int:
-    # What torch keeps of earlier cases is cut to their sizes.
+    # Memory that torch keeps from earlier cases is cut to their sizes.
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
 

@@ -26,7 +26,7 @@ class AbsentError(Exception):
 
 
 def reason(error: Exception) -> str:
-    """What was raised, with the first line of its message."""
+    """The exception, with the first line of its message."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__} {first}".rstrip()
 

@@ -1,4 +1,4 @@
-"""What was measured, as frozen values with JSON."""
+"""The measurements, as frozen values with JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Measurement:
 
     @property
     def latency(self) -> float:
-        """What each of many calls adds: of host and GPU, which work at the same time, the slower one's."""
+        """The time that each of many calls adds: of host and GPU, which work at the same time, the slower one's."""
         return max(self.seconds, self.host_seconds or 0.0)
 
 

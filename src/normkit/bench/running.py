@@ -214,7 +214,7 @@ def measure_case(case: Case, device: Device, seconds: float, peers: Sequence[Pee
     Raises:
         RuntimeError: If a peer has left a GPU in a state in which nothing runs any more.
     """
-    # What earlier cases left in cycles still holds memory.
+    # Objects of earlier cases in reference cycles still hold memory.
     gc.collect()
     given = arguments(case, device.name)
     rows = checked_rows(case).to(given.x.device)
@@ -287,7 +287,7 @@ def _enter(peer: Peer, case: Case, given: Arguments, rows: Tensor) -> _Entry:
     found = (*(output.detach() for output in outputs), *gradients)
     answers = (*(sheet[rows] for sheet in found[: case.sheets]), *found[case.sheets :])
     del outputs, gradients, found
-    # What goes wrong on a GPU is told when it is waited for.
+    # Errors of a GPU are raised when it is waited for.
     answers[0].flatten()[0].item()
     kept = saved_bytes(forward, given.leaves[1 + case.adds :]) if case.is_differentiated else None
     return _Entry(_timed(case.direction, forward, given), answers, kept)

@@ -93,13 +93,13 @@ def summary(samples: list[float]) -> Time:
 
 
 class Neighbours:
-    """What other processes use of this machine from now on."""
+    """The use of this machine by other processes from now on."""
 
     def __init__(self) -> None:
         self._seconds, self._start = _seconds_of_others(), time.perf_counter()
 
     def share(self) -> float | None:
-        """Of all cores, so far; None where the system does not say."""
+        """The share of all cores that other processes have used so far; None where the system does not say."""
         now = _seconds_of_others()
         if now is None or self._seconds is None:
             return None

@@ -33,7 +33,7 @@ class ActivationStatistics:
     rows: int
     """Rows that the first of the norms gave: tokens, for a model of text."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """What else the file says, such as the model and the text."""
+    """Other entries of the file, such as the model and the text."""
 
     def save(self, path: Path | str) -> Path:
         """Write a safetensors file: NORM.max and NORM.mean of each norm, and the metadata.
@@ -102,7 +102,7 @@ class ActivationMeter:
             self._handles.pop().remove()
 
     def statistics(self, metadata: Mapping[str, str] = MappingProxyType({})) -> ActivationStatistics:
-        """What was measured so far; the metadata is for the file, such as the names of the model and of the text.
+        """The statistics so far; the metadata is for the file, such as the names of the model and of the text.
 
         Raises:
             InputError: If no norm was called.

@@ -30,7 +30,7 @@ OF_OPERATIONS: Mapping[str, str] = {
     "batchnorm": "what stands beside a batch norm is seen in one run of its class: another way through the model "
     "is not",
 }
-"""What verifying an operation does not prove beyond that."""
+"""The statements about an operation that verifying does not prove beyond that."""
 
 
 def by_limit() -> list[str]:

@@ -33,7 +33,7 @@ class Matrices:
     """The orthogonal matrices of a file."""
 
     stream: Given | None
-    """Of the residual stream, or None."""
+    """The matrix of the residual stream, or None."""
     values: Mapping[str, Given]
     """Path of an attention -> of the values of each of its heads."""
     sha256: str

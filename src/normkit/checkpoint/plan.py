@@ -1,4 +1,4 @@
-"""What folding does to each tensor, as data: decided before a matrix is read, executed later, certified last.
+"""The steps of folding for each tensor, as data: decided before a matrix is read, executed later, certified last.
 
 An output tensor is made in one of two ways. A `TensorEdit` copies a tensor, multiplies it along one axis by the gain
 of a norm, subtracts its mean along another, or both. A `VectorEdit` makes a gain or a bias: in float64, rounded once.

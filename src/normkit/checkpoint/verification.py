@@ -66,7 +66,7 @@ class Verification:
     """Class in the result's config.json."""
     checks: tuple[Checked, ...]
     unproved: tuple[str, ...] = ()
-    """What the files do not show of the operations that were done, one sentence each."""
+    """The statements about the operations done that the files do not show, one sentence each."""
 
     @property
     def passed(self) -> bool:

@@ -46,7 +46,7 @@ def measure(
         progress(f"{loaded.name}: {stage}", done, steps or total)
 
     with quiet_libraries():
-        # Of sounds of several lengths the shortest may be too short.
+        # If sounds have several lengths, the shortest may be too short.
         check_runs(loaded.model, min(batches.batches, key=lambda batch: first_of(batch).numel()))
         return inspect(
             loaded.model if model is None else model,

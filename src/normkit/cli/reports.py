@@ -1,4 +1,4 @@
-"""Where a verb writes: always below one folder, never in the folder of a model."""
+"""The folder of a verb's output: always below one folder, never in the folder of a model."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def batches_for(
     images: Path | None = None,
     sound: Sequence[Path] = (),
 ) -> Batches:
-    """What a model is run on: the text that was read at a path ("-" for stdin), images or sound; or what ships of it.
+    """The input of a model: the text that was read at a path ("-" for stdin), images or sound; or those that ship.
 
     Raises:
         InputError: If something else is given than the model reads, or a file cannot be used.

@@ -38,11 +38,11 @@ class Cause:
     """One thing in which a port differs from its reference."""
 
     level: Level
-    """Where it was seen."""
+    """The place where it was seen."""
     sentence: str
-    """What it is, and where."""
+    """The cause and its place."""
     remedy: str
-    """What to do, in a few words; "" if nothing better is known than to look there."""
+    """The remedy, in a few words; "" if nothing better is known than to look there."""
     places: tuple[str, ...] = ()
     """Paths of norms in the port; those that it lacks as the reference names them."""
 
@@ -60,7 +60,7 @@ def causes_of(found: Comparison) -> tuple[Cause, ...]:
     for cause in found.rows.causes:
         if cause.kind in ("first token", "rotation") and any(each.is_of_attention for each in settings):
             continue
-        # What the files or the formulas have told is not told again.
+        # Causes that the files or the formulas have told are not told again.
         told = cause.paths[:1] if cause.kind == "gain" else cause.paths
         if not told or not explained.issuperset(told):
             is_path = "." in cause.words.split(" ")[0]
@@ -279,7 +279,7 @@ def _of_metadata(found: Metadata) -> Iterator[Cause]:
 
 
 def _of_conventions(comparison: Comparison) -> Iterator[Cause]:
-    """What norms compute, and norms without a counterpart; what the files have told is not told again."""
+    """Causes in the formulas of norms, and norms without a counterpart; not those that files have told."""
     found = comparison.conventions
     values = comparison.values
     stored = () if values is None else (*values.missing, *values.extra)

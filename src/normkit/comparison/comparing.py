@@ -213,7 +213,7 @@ def _with_norms(
             lacking.setdefault("rows", rows.not_run)
     in_place = {path: other for path, other, _ in rows.pairs} | {each.path: each.reference_path for each in stored}
     alone = with_counterparts(unmatched(here.book, there.book, paired), in_place)
-    # What became of these is told already.
+    # The batch norms that were folded are told of already.
     folded_away = {each.path for each in (() if found.values is None else found.values.batch_norms)}
     alone = tuple(each for each in alone if each.owner == "port" or each.path not in folded_away)
     conventions = Conventions(
@@ -272,7 +272,7 @@ def _too_large(sides: Sequence[Side]) -> str:
 
 
 def _input(port: Side, reference: Side, batch: Any) -> tuple[Batch, str]:
-    """What models are run on, and its source in words; an empty batch if nothing has to be run.
+    """The batch that models are run on, and its source in words; an empty batch if nothing has to be run.
 
     Raises:
         _NotRunError: If there are models and nothing to run them on.
@@ -325,7 +325,7 @@ def _survey(side: Side, batch: Batch) -> Survey:
 
 
 def _recording(side: Side, survey: Survey, batch: Batch, spans: Mapping[str, int | None]) -> Recording | str:
-    """What entered and left the norms of a side, or why that is not known."""
+    """The rows that entered and left the norms of a side, or why they are not known."""
     if side.recording is not None:
         return side.recording
     if not survey.book.entries and not survey.book.left_out:

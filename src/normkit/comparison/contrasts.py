@@ -73,7 +73,7 @@ def survey_book(book: PassportBook) -> Survey:
 def run_model(
     model: nn.Module, batch: Batch, spans: Mapping[str, int | None], *, rows: int, name: str
 ) -> Recording | str:
-    """What enters and leaves the norms of a model on a batch, or why it could not be run.
+    """The rows that enter and leave the norms of a model on a batch, or why it could not be run.
 
     Raises:
         InputError: If it takes no such arguments, or calls no norm.

@@ -19,7 +19,7 @@ from normkit.inspection.result import plain
 Owner = Literal["port", "reference"]
 
 Level = Literal["metadata", "values", "conventions", "rows", "wiring"]
-"""What two sides are compared at, from the cheapest to the dearest."""
+"""The levels of a comparison, from the cheapest to the dearest."""
 
 _SCHEMA = 2
 
@@ -58,7 +58,7 @@ class Pair:
     with_parameters: bool = True
     """`observed` is with gain and bias; False where the reference's are not at hand."""
     casts: tuple[Change, ...] = ()
-    """Where they round otherwise, and run in dtypes that do not tell or do not feel it; rows judge that."""
+    """Norms that round otherwise, in dtypes that do not show it; rows judge that."""
     dtypes: tuple[str, str] = ("", "")
     """The dtypes of their outputs, else of their parameters; "" where neither is known."""
 
@@ -102,7 +102,7 @@ class Unmatched:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conventions:
-    """What the norms of two sides compute."""
+    """The formulas of the norms of two sides."""
 
     pairs: tuple[Pair, ...] = ()
     """The norms that were paired, in the port's forward order."""
@@ -157,15 +157,15 @@ class Comparison:
     reference: str
     """Name of its reference."""
     forms: tuple[str, str]
-    """What the port and the reference are, such as "folder" or "passports"."""
+    """The kinds of the port and the reference, such as "folder" or "passports"."""
     source: str = ""
     """The input of the runs, in words; "" where nothing was run."""
     metadata: Metadata | None = None
-    """What is written beside the tensors of both: the eps of each norm."""
+    """The metadata beside the tensors of both: the eps of each norm."""
     values: Values | None = None
     """The relation of each stored gain and bias to the reference's."""
     conventions: Conventions = field(default_factory=Conventions)
-    """What the norms of both compute."""
+    """The formulas of the norms of both."""
     rows: Rows = field(default_factory=Rows)
     """Two runs on the same input, row by row."""
     not_looked_at: Mapping[Level, str] = field(default_factory=dict)
@@ -251,7 +251,7 @@ class Comparison:
 
     @property
     def open_matrices(self) -> tuple[str, ...]:
-        """What keeps a comparison without rows from saying that all is the same, one clause for each kind."""
+        """The reasons why a comparison without rows cannot say that all is the same, one clause for each kind."""
         if self.values is None or "rows" not in self.not_looked_at:
             return ()
         others = self.values.others

@@ -90,7 +90,7 @@ def distances(y: Tensor, expected: Tensor) -> Tensor:
 
 
 def observed(formula: Formula, expected: Formula, rows: Tensor) -> Observed | None:
-    """What two formulas make of the rows that arrived at a norm; None without a row.
+    """The difference of two formulas on the rows that arrived at a norm; None without a row.
 
     Args:
         formula: Formula of the port's norm.

@@ -129,14 +129,14 @@ def compare_folded(
 
 
 def _before(norm: StoredNorm, each: ScaledMap, own: StoredNorm | None, *, faults: bool) -> Told | None:
-    """What a map holds of the norm behind it; None if nothing is seen, or, unless they are asked for, a fault."""
+    """The part of the norm behind a map that the map holds; None if none is seen, or, unless asked for, a fault."""
     sizes = {axis: len(times) for axis, (times, _) in each.times.items()}
     # A transposed convolution has its outputs on the second axis, as a convolution its inputs.
     axis = next((at for at in each.outputs if sizes.get(at) == len(norm.gain)), None)
     if axis is None:
         return None
     times, off = each.times[axis]
-    # What the port's own norm does behind the map, where it has one.
+    # The formula of the port's own norm behind the map, where it has one.
     stays = torch.ones_like(norm.gain) if own is None else own.scale(norm.eps or own.eps or 0.0)
     added = torch.zeros_like(norm.gain) if own is None else own.bias - own.mean * stays
     scale, bias = times * stays, (0.0 if each.bias is None else each.bias) * stays + added
@@ -170,7 +170,7 @@ def _apart(given: Tensor, expected: Tensor) -> float:
 
 
 def _scale(norm: StoredNorm, scale: Tensor, unit: float) -> tuple[str, Tensor] | None:
-    """What is wrong with a scale, "" if it is the norm's, and the one that it is within rounding; None if unknown."""
+    """The fault of a scale, "" if it is the norm's, and the scale that it is within rounding; None if unknown."""
     spare, stated = SPARE * unit, norm.eps
     if stated is not None and _apart(scale, norm.scale(stated)) <= spare:
         return "", norm.scale(stated)
@@ -193,7 +193,7 @@ def _scale(norm: StoredNorm, scale: Tensor, unit: float) -> tuple[str, Tensor] |
 
 
 def _shift(norm: StoredNorm, each: ScaledMap, bias: Tensor, scale: Tensor) -> tuple[str, float]:
-    """What is wrong with the bias of a map that holds the scale of the norm behind it, or ""; and half units."""
+    """The fault of the bias of a map that holds the scale of the norm behind it, or ""; and half units."""
     own = torch.zeros_like(scale) if each.bias_there is None else each.bias_there
     size = (own.abs() + norm.mean.abs()) * scale.abs() + norm.bias.abs()
     expected = {

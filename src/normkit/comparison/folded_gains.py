@@ -31,7 +31,7 @@ NEAR = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Folding:
-    """What became of a gain."""
+    """The result for one gain."""
 
     is_folded: bool | None
     """Every reader holds the gain, or none does; None if some do, or if the readers are not known."""

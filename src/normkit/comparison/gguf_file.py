@@ -49,13 +49,13 @@ class Fault:
     """A fault of the metadata that is no norm's own."""
 
     label: str
-    """What it is about: "eps" or "architecture"."""
+    """The subject: "eps" or "architecture"."""
     words: str
-    """What is wrong, without the name of the file."""
+    """The fault, without the name of the file."""
     sentence: str
-    """What is wrong, with the name of the file."""
+    """The fault, with the name of the file."""
     remedy: str
-    """What to do, in a few words."""
+    """The remedy, in a few words."""
 
     def to_json(self) -> dict[str, str]:
         """Plain values."""

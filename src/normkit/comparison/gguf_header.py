@@ -81,7 +81,7 @@ class GgufTensor(Located):
     """A tensor of a GGUF file. Its dtype and `nbytes` are those of its rows when they are read, dequantized."""
 
     encoding: str
-    """What the file holds, such as "Q4_K" or "F32"."""
+    """The type in the file, such as "Q4_K" or "F32"."""
     block: int
     """Elements of one block; a row is whole blocks."""
     block_bytes: int
@@ -95,7 +95,7 @@ class GgufTensor(Located):
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says before the values of its tensors."""
+    """The header of a GGUF file, in front of the values of its tensors."""
 
     settings: Mapping[str, Any]
     """Key -> value. Arrays of the tokenizer are left out, and what takes more than 64 KiB. A 32-bit number is given as

@@ -67,7 +67,7 @@ class Joined:
 
     @property
     def words(self) -> str:
-        """What is joined, and how, without the names of layers."""
+        """The joined parts and their layout in words, without the names of layers."""
         owners = ("reference", "port") if self.is_of_port else ("port", "reference")
         *first, last = map(_word, self.parts)
         parts = " and ".join(filter(None, (", ".join(first), last)))
@@ -81,7 +81,7 @@ class _Layout(NamedTuple):
     """How tensors of one kind are joined, in each layer."""
 
     kinds: tuple[str, ...]
-    """Of the parts, in their order."""
+    """The names of the parts, in their order."""
     axis: int
     turns: int
 
@@ -259,7 +259,7 @@ def _placed(
 
 
 def _parts(whole: Weights, joined: Joined) -> Iterator[_Part]:
-    """Where the parts of a joined tensor stand in it."""
+    """The places of the parts in a joined tensor."""
     shape = whole.source.tensors[joined.whole].shape
     # A vector is a row: its parts are columns.
     axis = joined.axis if len(shape) == 2 else 1

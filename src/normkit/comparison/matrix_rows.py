@@ -34,7 +34,7 @@ def rows_of(weights: Weights, name: str, count: int) -> Tensor:
 
 
 def blocks_of(rows: int, count: int) -> list[tuple[int, int]]:
-    """Where those two blocks begin and end."""
+    """The beginning and the end of these two blocks."""
     middle = max(count, rows // 2)
     blocks = [(0, min(count, rows)), (middle, min(middle + count, rows))]
     return [block for block in blocks if block[0] < block[1]]

@@ -1,4 +1,4 @@
-"""What is written beside the parameters of a port and its reference: eps of each norm, architecture, formats.
+"""The metadata beside the parameters of a port and its reference: eps of each norm, architecture, formats.
 
 The eps that transformers' class of a model uses is read off the class itself, built without values: some classes have
 an eps of their own for some norms, whatever config.json says.
@@ -38,13 +38,13 @@ class EpsPair:
     reference_path: str
     """Path of the norm in the reference."""
     stored: float | None
-    """What is stored beside the port's parameters; None if nothing is."""
+    """The eps stored beside the port's parameters; None if none is."""
     used: float | None
-    """What the port's class in transformers uses; None if transformers does not run the port, or not this norm."""
+    """The eps of the port's class in transformers; None if transformers does not run the port, or not this norm."""
     reference_stored: float | None
-    """What is stored beside the reference's parameters."""
+    """The eps stored beside the reference's parameters."""
     reference_used: float | None
-    """What the reference's class in transformers uses."""
+    """The eps of the reference's class in transformers."""
 
     @property
     def given(self) -> float | None:
@@ -68,7 +68,7 @@ class EpsPair:
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """What is written beside the parameters of a port and its reference."""
+    """The metadata of a port and its reference."""
 
     port: str
     reference: str
@@ -81,9 +81,9 @@ class Metadata:
     settings: tuple[Setting, ...] = ()
     """The settings that both state and that differ, those that compute something else first."""
     notes: tuple[str, ...] = ()
-    """What could not be compared, and why."""
+    """The parts that could not be compared, and why."""
     faults: tuple[Fault, ...] = ()
-    """What is wrong beside the eps of single norms."""
+    """The faults other than the eps of single norms."""
 
     @property
     def differs(self) -> bool:
@@ -192,7 +192,7 @@ def eps_of_classes(settings: Mapping[str, Any], name: str) -> dict[str, float]:
 
 
 def metadata_facts(found: Metadata) -> list[Fact]:
-    """What is written beside the parameters, in words: eps, the architecture, classes that ignore it, settings."""
+    """The metadata in words: eps, the architecture, classes that ignore it, settings."""
     facts = [Fact(each.label, each.words, "error") for each in found.faults if each.label == "eps"]
     is_told = bool(facts)
     for (given, expected), paths in _grouped((each.given, each.expected, each.path) for each in found.eps):

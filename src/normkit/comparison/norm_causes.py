@@ -1,4 +1,4 @@
-"""What a port does at a norm that does not follow the reference's formula, or gives other bits."""
+"""Causes at a norm of a port that does not follow the reference's formula, or gives other bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from normkit.reference import HALF
 from normkit.spec import NormSpec
 
 _OFFSETS = (0.0, 1.0, -1.0, 2.0)
-"""What is added to a weight: by design 0 or 1, by mistake the others."""
+"""The offsets of a weight: by design 0 or 1, by mistake the others."""
 _SAME_BITS, _OTHER_BITS = 0.99, 0.97
 """A norm's own cast program gives more of its bits than the first, a wrong one misses 4 % or more of them."""
 
@@ -57,7 +57,7 @@ def takes(formula: Formula, x: Tensor) -> bool:
 def causes_at(
     place: Place, formulas: Mapping[str, Formula], places: Sequence[Place], limit: Limit
 ) -> Iterator[RowCause]:
-    """What the port does at a norm that does not follow the reference's formula."""
+    """The cause at a norm of the port that does not follow the reference's formula."""
     x, y = place.port_rows
     formula, path = formulas[place.reference], place.path
 
@@ -112,7 +112,7 @@ def causes_at(
 
 
 def _other_divisor(x: Tensor, y: Tensor, formula: Formula, limit: Limit) -> str | None:
-    """What the port divides its rows by, where that is another size of the row, in words; else None."""
+    """The divisor of the port's rows in words, where it is another size of the row; else None."""
     spec = formula.spec
     if spec.rows.are_channels or x.dim() != 2 or (formula.weight is not None and formula.weight.shape != x.shape[1:]):
         return None
@@ -157,7 +157,7 @@ def _share(formula: Formula, rows: tuple[Tensor, Tensor]) -> float:
 
 
 def cause_of_bits(place: Place, formula: Formula, share: float) -> RowCause:
-    """Where the port rounds, at a norm whose reference gives its own bits and not the port's.
+    """The places where the port rounds, at a norm whose reference gives its own bits and not the port's.
 
     Args:
         place: The norm.

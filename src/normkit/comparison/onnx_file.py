@@ -89,7 +89,7 @@ class OnnxModel:
 
     @cached_property
     def sites(self) -> tuple[Site, ...]:
-        """Where its norms may be, in the order of its nodes; nothing is run."""
+        """The places of its possible norms, in the order of its nodes; nothing is run."""
         from onnx import TypeProto, shape_inference
 
         numbers, vectors = dict[str, float](), set[str]()
@@ -99,7 +99,7 @@ class OnnxModel:
             elif tensor.code in DTYPES and tensor.stored:
                 numbers[name] = _said(float(self.source.values(name).flatten()[0]), tensor.code)
         typed = self.proto
-        # What a file says of its values may contradict its nodes.
+        # The shapes that a file states may contradict its nodes.
         with suppress(Exception):
             typed = shape_inference.infer_shapes(self.proto)
         values = {each.name: each for each in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output)}
@@ -230,7 +230,7 @@ class OnnxModel:
         return record(self.path.name, self.proto, self.source, spans, batch, rows)
 
     def overflow(self, recording: Recording) -> str | None:
-        """Where the first Inf or NaN of a run was born, in words; None if all rows of the norms are finite."""
+        """The place of the first Inf or NaN of a run, in words; None if all rows of the norms are finite."""
         return overflow(self.proto, self.source, self.sites, recording)
 
     def _names(self) -> Iterator[tuple[str, tuple[str, ...]]]:

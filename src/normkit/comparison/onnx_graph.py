@@ -1,4 +1,4 @@
-"""Where the norms of an ONNX graph may be, from its structure: what is run later decides which of them are norms.
+"""The possible norms of an ONNX graph, from its structure; a later run decides which of them are norms.
 
 A candidate has one activation that enters and one that leaves. It is a fused operator, or the nodes between a value x
 and the place where something that was reduced from x ("narrow": one number for each row) is multiplied with x again or
@@ -137,7 +137,7 @@ class Graph:
         return is_joint and len(self.moving(at)) == 2 and len(self.wide(at)) == 1
 
     def before_cast(self, name: str) -> str:
-        """What a cast makes a value of; the value itself where no cast makes it."""
+        """The value that a cast is made of; the value itself where no cast makes it."""
         maker = self.maker(name)
         return maker.input[0] if maker is not None and maker.op_type == "Cast" else name
 

@@ -92,7 +92,7 @@ def record(
 
 
 def overflow(proto: ModelProto, source: OnnxSource, sites: Sequence[Site], recording: Recording) -> str | None:
-    """Where the first Inf or NaN is born in the norms of a run, on the longest row of each; None if nowhere.
+    """The place of the first Inf or NaN in the norms of a run, on the longest row of each; None if there is none.
 
     Each norm is evaluated as its nodes are written: onnxruntime's CPU runs most nodes of float16 in float32, which
     hides an Inf that other hardware has. An Inf may also be absorbed: x / sqrt(Inf) is a row of zeros.
@@ -261,7 +261,7 @@ def _sequences(given: Mapping[Any, Tensor], asked: Sequence[ValueInfoProto], row
 
 
 def _fed(asked: ValueInfoProto, given: Mapping[Any, Tensor], ids: Tensor | None) -> Tensor:
-    """What one input of the graph is given: by its name, or told from the tokens."""
+    """The value for one input of the graph: by its name, or told from the tokens."""
     name, dtype = asked.name, _KINDS.get(_kind_of(asked))
     if dtype is None:
         raise InputError(f"the input {name} of the graph has a dtype that cannot be given; export it with another")

@@ -44,11 +44,11 @@ class Site:
     eps: float | None
     """As stored; None where no single number is added."""
     offset: float
-    """What the graph adds to the gain before it multiplies by it: 1.0 for `1 + weight` that was not folded."""
+    """The number that the graph adds to the gain before it multiplies: 1.0 for `1 + weight` that was not folded."""
     dtype: int
-    """Of what enters, as ONNX numbers it; 0 if it is not known."""
+    """Dtype of the input, as ONNX numbers it; 0 if it is not known."""
     shape: tuple[int | None, ...] | None
-    """Of what enters; None for an axis of open length, or if nothing is known of it."""
+    """Shape of the input; None for an axis of open length, or if nothing is known of it."""
 
 
 class OnnxNorm(nn.Module):
@@ -169,7 +169,7 @@ def cut(proto: ModelProto, source: OnnxSource, candidate: Candidate, dtype: int)
     moving = (candidate.entry, *candidate.residual)
     parameters = tuple(filter(None, (candidate.gain, candidate.bias)))
     members = [graph.nodes[at] for at in candidate.nodes]
-    # What computes its constants, the nodes of outer graphs first.
+    # The nodes that compute its constants, those of outer graphs first.
     before: dict[tuple[int, int], NodeProto] = {}
     constants: dict[str, TensorProto] = {}
     seen = {"", *moving, *parameters, *(name for node in members for name in node.output)}
@@ -223,7 +223,7 @@ def _check_sizes(model: ModelProto) -> None:
     """Refuse nodes that would make large values of constants, as by a broadcast of a row against a column."""
     from onnx import shape_inference
 
-    # What inference finds is no promise: operators whose output may grow without bound are not run at all.
+    # Inferred shapes are no promise: operators whose output may grow without bound are not run at all.
     with suppress(Exception):
         model = shape_inference.infer_shapes(model, data_prop=True)
     for value in model.graph.value_info:

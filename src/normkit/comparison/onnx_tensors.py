@@ -333,7 +333,7 @@ def _quantized(graph: GraphProto) -> Iterator[tuple[str, Quantized]]:
         for position, scale, zero_point, axis in _QUANTIZED.get(node.op_type, ()):
             if node.op_type == "DequantizeLinear":
                 axis = next((each.i for each in node.attribute if each.name == "axis"), axis)
-                # Of a table, the rows that were taken are dequantized.
+                # Only the rows of the table that were taken are dequantized.
                 taken = makers.get(inputs[0])
                 inputs[0] = taken.input[0] if taken is not None and taken.op_type == "Gather" else inputs[0]
             if inputs[position] in initializers and inputs[scale] in initializers:

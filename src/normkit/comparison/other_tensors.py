@@ -91,7 +91,7 @@ class OtherTensors:
 
     @property
     def near(self) -> Mapping[str, tuple[str, ...]]:
-        """What matrices are that differ by more than rounding to 16 bits, with the relative error -> their names."""
+        """The kind of matrices that differ by more than rounding to 16 bits, with the relative error -> their names."""
         made: dict[str, tuple[str, ...]] = {}
         for words in dict.fromkeys(each.words for each in self.rounded.values()):
             alike = {name: each.error for name, each in self.rounded.items() if each.words == words}
@@ -242,7 +242,7 @@ def compare_matrices(
     progress: Callable[[str, int, int], None],
     factors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> OtherTensors:
-    """What is wrong with matrices that are paired and have one shape.
+    """The faults of matrices that are paired and have one shape.
 
     Args:
         port: The parameters of the port.

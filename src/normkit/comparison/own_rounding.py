@@ -38,9 +38,9 @@ class Limit:
     """Distances that rounding explains."""
 
     median: float
-    """Of the median row."""
+    """The difference of the median row."""
     worst: float
-    """Of the worst row."""
+    """The difference of the worst row."""
 
     @classmethod
     def of(cls, own: Tensor, noise: float, *, is_half: bool) -> Limit:
@@ -76,13 +76,13 @@ class OwnRounding:
         return self._sizes(where, path, dtype)[0]
 
     def limit(self, where: str, path: str | None, dtype: torch.dtype) -> Limit:
-        """What rounding explains at a place."""
+        """The difference that rounding explains at a place."""
         median, worst = self._sizes(where, path, dtype)
         # In 32 bits the size is not measured, but scaled from that of 16 bits.
         return Limit(median=(MEDIAN_JUMP if dtype in HALF else JUMP) * median, worst=JUMP * worst)
 
     def in_a_batch(self, where: str, path: str | None) -> Limit:
-        """What another batch explains at a place."""
+        """The difference that another batch explains at a place."""
         median, worst = self.batch.get(_key(where, path), (0.0, 0.0))
         return Limit(median=MEDIAN_JUMP * median, worst=JUMP * worst)
 
@@ -179,7 +179,7 @@ def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
             far = torch.nextafter(near, torch.where(near > each, -torch.inf, torch.inf).to(dtype)).to(each.dtype)
             # Ones, powers of two and the like are exact in every program; a mask may hold what overflows.
             converted[id(each)] = torch.where((near == each) | ~far.isfinite(), each, far)
-    # What deepcopy is told to have copied already, it takes as it is.
+    # deepcopy takes as they are the objects that it is told to have copied already.
     return copy.deepcopy(model, converted)
 
 

@@ -25,7 +25,7 @@ _PARTS = (
     *("weight_scale_inv", "weight_g_idx", "input_scale", "activation_scale", "SCB", "weight_format", "weight.absmax"),
     *("weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"),
 )
-"""What may stand beside a quantized matrix, after the path of its module."""
+"""Names of the tensors that may stand beside a quantized matrix, after the path of its module."""
 
 _SCALES = ("weight_scale", "weight_scale_inv", "SCB")
 _FP8 = {"F8_E4M3": "fp8 (e4m3)", "F8_E5M2": "fp8 (e5m2)"}

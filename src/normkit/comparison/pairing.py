@@ -89,7 +89,7 @@ def changes(entry: Entry, reference: Entry) -> tuple[Change, ...]:
             continue
         values, others = said(here.value), said(there.value)
         if isinstance(values, dict) and isinstance(others, dict):
-            # What only one of them was tried on, as float16 where the other runs in float32 alone, is no difference.
+            # A dtype that only one of them was tried on is no difference: the other may run in float32 alone.
             values, others = (
                 {key: each[key] for key in each if key in other} for each, other in ((values, others), (others, values))
             )

@@ -131,7 +131,7 @@ def _canonical(norms: Sequence[NormTensors], names: Mapping[str, Sequence[str]],
 
 
 def _prefix(norms: Sequence[NormTensors], names: Mapping[str, Sequence[str]], others: Collection[str]) -> str | None:
-    """What stands before the table's names on the other side, such as "language_model."; None if none of them fits.
+    """The prefix of the table's names on the other side, such as "language_model."; None if none of them fits.
 
     The prefix is the one with which most tensors have a name there: a single name, as "norm", is the end of many.
     """

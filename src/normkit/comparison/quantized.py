@@ -55,7 +55,7 @@ class Rounded:
     bits: int
     """The bits of its numbers; 0 if they lie on no grid, or further from the reference than its rounding explains."""
     shared: str
-    """What shares one step, such as "row" or "group of 32 columns"; "" without a grid."""
+    """The unit that shares one step, such as "row" or "group of 32 columns"; "" without a grid."""
     error: float
     """The length of the difference over that of the reference's rows."""
     form: str = ""
@@ -63,7 +63,7 @@ class Rounded:
 
     @property
     def words(self) -> str:
-        """What the matrix is."""
+        """The kind of the matrix, in words."""
         if self.form:
             return f"the reference's, rounded to {self.form}"
         if not self.bits:
@@ -222,7 +222,7 @@ def _unit(values: Tensor) -> float:
 
 
 def _blocks(port: Tensor, reference: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """What may share one step, from the most to the fewest numbers: in words, and the blocks of both sides."""
+    """The units that may share one step, from the most to the fewest numbers: words, and the blocks of both sides."""
     rows, columns = port.shape
     yield "matrix", port.reshape(1, -1), reference.reshape(1, -1)
     if rows > 1:

@@ -45,9 +45,9 @@ class RecordedNorm:
     input: Tensor
     """Shape (rows, n); in memory (rows, ...) where the norm takes more than one axis as a row."""
     output: Tensor
-    """Of the input's shape."""
+    """The rows that leave the norm, of the input's shape."""
     residual: Tensor | None = None
-    """Of the input's shape: added to the input before it is normalized."""
+    """The tensor that is added to the input before it is normalized, of the input's shape."""
     weight: Tensor | None = None
     """As stored, shape (n,)."""
     bias: Tensor | None = None
@@ -63,12 +63,12 @@ class RecordedNorm:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recording:
-    """What entered and left the norms of a run, and what the model returned."""
+    """The rows that entered and left the norms of a run, and the model's output."""
 
     norms: Mapping[str, RecordedNorm]
     """Path -> norm, in the order of their first calls where that is known."""
     name: str = ""
-    """What to call the model."""
+    """The model's name in reports."""
     runtime: str = ""
     """The runtime in words, such as "torch 2.13.0"; "" if the file does not say."""
     tokens: tuple[tuple[int, ...], ...] = ()
@@ -76,7 +76,7 @@ class Recording:
     outputs: Tensor | None = None
     """The model's output for the first tokens, of shape (rows, vocabulary); None if it was not recorded."""
     head: Tensor | None = None
-    """What the last linear map takes to make the outputs, of shape (rows, n); None if it was not recorded."""
+    """The input of the last linear map, which makes the outputs, of shape (rows, n); None if it was not recorded."""
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     """Path of a module -> what its linear map takes, for each of the last maps that make the outputs, in their order;
     only in memory."""

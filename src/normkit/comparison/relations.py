@@ -90,7 +90,7 @@ class Relation:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes two norms' relations the same kind of finding."""
+        """The key that makes two norms' relations the same kind of finding."""
         constant = None if self.kind == "scaled" else self.constant
         candidates = tuple(each.key for each in self.candidates)
         how = (self.rounding, self.step is None, self.is_rounded_once, self.is_reference_rounded)

@@ -48,7 +48,7 @@ def describe_comparison(found: Comparison) -> Section:
 
 
 def _stored(found: Comparison) -> tuple[Fact, ...]:
-    """What is stored: eps, gains and biases."""
+    """The lines on stored numbers: eps, gains and biases."""
     facts: list[Fact] = []
     if found.metadata is not None:
         # Where norms were identified, an eps that one side does not state is known from them.
@@ -120,7 +120,7 @@ def values_facts(found: Values) -> tuple[Fact, ...]:
 
 
 def _verdict(found: Comparison) -> Verdict:
-    """What is different and where, in one sentence; or that all is the same."""
+    """The difference and its place in one sentence; or that all is the same."""
     if found.causes:
         return Verdict(tone="error", headline="different", detail=found.causes[0].sentence)
     if found.differs:
@@ -141,7 +141,7 @@ def _verdict(found: Comparison) -> Verdict:
 
 
 def _sames(found: Comparison) -> str:
-    """What is alike, in one clause."""
+    """The parts that are alike, in one clause."""
     parts = []
     if found.values is not None and found.values.tensors and found.values.is_right is not False:
         groups = found.values.groups
@@ -163,7 +163,7 @@ def _sames(found: Comparison) -> str:
 
 
 def _beginnings(found: Rows) -> tuple[str, ...]:
-    """Where the first difference of the rows is, and how it goes on; the causes are told before."""
+    """The place of the rows' first difference, and how it goes on; the causes are told before."""
     if found.birth is not None:
         goes_on = _growth(found, found.birth)
         return (f"The first difference appears {_place(found.birth)}.", *([goes_on] if goes_on else []))
@@ -177,7 +177,7 @@ def _beginnings(found: Rows) -> tuple[str, ...]:
 
 
 def _more_causes(found: Comparison) -> tuple[str, ...]:
-    """What to do about the first cause, and the causes after it."""
+    """The remedy of the first cause, and the causes after it."""
     causes = found.causes
     lines = [f"Do: {causes[0].remedy}."] if causes and causes[0].remedy else []
     lines += [f"Besides: {cause.sentence}" for cause in causes[1:_MOST_CAUSES]]

@@ -1,4 +1,4 @@
-"""What explains a difference of rows: another wiring, another scale."""
+"""Causes of a difference of rows: another wiring, another scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from normkit.comparison.row_places import Place, is_of_heads
 from normkit.text import shortened
 
 _ELSEWHERE = 0.05
-"""What is further apart from every tensor of the reference than this is none of them, whatever rounding says."""
+"""A tensor that is further than this from every tensor of the reference is none of them, whatever rounding says."""
 _SAME_SCALE = 1e-3
 """A factor nearer to 1 is none."""
 _NEARLY_ALL = 0.99
@@ -58,7 +58,7 @@ def together(causes: Iterable[RowCause]) -> Iterator[RowCause]:
 def causes_before(
     place: Place, calls: Calls, others: Calls, limit: Limit, starts: Tensor, *, may_be_attention: bool
 ) -> Iterator[RowCause]:
-    """What arrives at a norm of the port in place of the reference's rows.
+    """The rows that arrive at a norm of the port in place of the reference's.
 
     Args:
         place: The norm.
@@ -95,7 +95,7 @@ def causes_before(
 
 
 def order_of(place: Place, limit: Limit, tokens: int) -> RowCause | None:
-    """What arrives at a norm has the reference's numbers in another order: of the features, or of a token's heads."""
+    """Whether rows at a norm have the reference's numbers in another order: of the features, or of a token's heads."""
     x, x0 = (rows.flatten(1).double() for rows in (place.port_rows[0], place.reference_rows[0]))
     beginning = f"what enters {place.path} is the reference's with"
     if limit.holds(distances(x.sort(-1).values, x0.sort(-1).values)):
@@ -110,7 +110,7 @@ def order_of(place: Place, limit: Limit, tokens: int) -> RowCause | None:
 
 
 def rotation_of(place: Place, limit: Limit) -> RowCause | None:
-    """What arrives at a norm of queries or keys has the reference's lengths, and other directions.
+    """Whether rows at a norm of queries or keys have the reference's lengths, and other directions.
 
     A rotary embedding turns pairs of features: those half of the features apart, or neighbours.
     """
@@ -138,7 +138,7 @@ def rotation_of(place: Place, limit: Limit) -> RowCause | None:
 
 
 def cause_of_head(head: Tensor, calls: Calls, others: Calls, limit: Limit) -> Iterator[RowCause]:
-    """What the port's head takes, where it is not what leaves the last norm."""
+    """The input of the port's head, where it is not the output of the last norm."""
     if not others:
         return
     last = [*others][-1]
@@ -161,7 +161,7 @@ def causes_of_heads(
     names: Mapping[str, str],
     limit: Limit,
 ) -> Iterator[RowCause]:
-    """Of several heads, those that take another place of the stream than the reference's.
+    """The heads, of several, that take another place of the stream than the reference's.
 
     Args:
         heads: What the port's heads take.
@@ -213,7 +213,7 @@ def _one_of(
 
 
 def _other_sum(change: Tensor, others: Calls) -> str | None:
-    """What a sum has more or less than the reference's, in words: what entered or left one of the norms before it."""
+    """The term that a sum has more or less than the reference's, in words: rows before or after an earlier norm."""
     best: tuple[float, str] | None = None
     for other, norm in others.items():
         if norm.input.shape != change.shape:
@@ -237,7 +237,7 @@ def _other_sum(change: Tensor, others: Calls) -> str | None:
 
 
 def causes_of_outputs(given: Tensor, expected: Tensor, limit: Limit) -> Iterator[RowCause]:
-    """What the port's outputs are a function of the reference's by: a factor, or a softcap."""
+    """The function between the reference's outputs and the port's: a factor, or a softcap."""
     if given.shape[1] != expected.shape[1]:
         return
     count = min(len(given), len(expected))
@@ -285,7 +285,7 @@ def _ratio(x: Tensor, expected: Tensor, limit: Limit) -> float | None:
     ratio = float((given * wanted).sum() / wanted.square().sum().clamp_min(1e-300))
     if ratio == 0 or abs(ratio - 1) < _SAME_SCALE:
         return None
-    # Of the squared difference, the factor explains this share; the rest is at right angles to the expected rows.
+    # The factor explains this share of the squared difference; the rest is at right angles to the expected rows.
     share = (ratio - 1) ** 2 * float(wanted.square().sum()) / float((given - wanted).square().sum())
     is_explained = share > _NEARLY_ALL or (share > 0.5 and limit.holds(distances(given, ratio * wanted)))
     return ratio if is_explained else None

@@ -40,7 +40,7 @@ class Place:
     matched_by: MatchedBy
     """The norms were paired by "path", or by "order": what they hold, their order and size."""
     port_rows: tuple[Tensor, Tensor]
-    """What the port normalized there, and what left; rows in the reference's order."""
+    """The rows that the port normalized there, and those that left, in the reference's order."""
     reference_rows: tuple[Tensor, Tensor]
     """The same of the reference."""
 
@@ -111,7 +111,7 @@ def calls_of(recording: Recording, other_order: Sequence[str] = ()) -> dict[str,
         seen[path] += 1
         if times > 1:
             if len(norm.calls) % times:
-                # Of the later calls not all rows were kept.
+                # Not all rows of the later calls were kept.
                 times = len(norm.calls)
             if number >= len(norm.calls):
                 continue
@@ -176,7 +176,7 @@ def is_of_heads(path: str) -> bool:
 
 
 def block_between(since: str, path: str) -> str:
-    """What lies between two norms, by their names; "" if these do not say."""
+    """The part between two norms, by their names; "" if these do not say."""
     last, following = _last(since), _last(path)
     if is_of_heads(since) or re.fullmatch(_BEFORE_ATTENTION, last):
         return "attention"

@@ -55,7 +55,7 @@ class Birth:
     differs: float
     """Distance of the first that differs."""
     block: str = ""
-    """What lies between `since` and `path`, if their names say: "attention", "MLP" or "residual sum"; "embedding"
+    """The part between `since` and `path`, if their names say: "attention", "MLP" or "residual sum"; "embedding"
     before the first norm, "head" after the last."""
 
 
@@ -69,9 +69,9 @@ class Step:
     reference: str | None
     """The reference's norm."""
     median: float
-    """Of the median row."""
+    """The difference of the median row."""
     worst: float
-    """Of the worst row."""
+    """The difference of the worst row."""
     own: float
     """The reference's own rounding there, of the median row; the rounding of the dtype where it was not measured."""
 
@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """What two recordings of one text show."""
+    """The comparison of two recordings of one text."""
 
     birth: Birth | None = None
     """The first difference of more than rounding; None if there is none."""
@@ -105,7 +105,7 @@ class Rows:
     at_norms: tuple[str, ...] = ()
     """The port's norms whose outputs do not follow the reference's formula on the port's own inputs."""
     causes: tuple[RowCause, ...] = ()
-    """What explains the differences."""
+    """The causes of the differences."""
     pairs: tuple[tuple[str, str, str], ...] = ()
     """The port's norm, the reference's, and how they were matched."""
     only_port: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ def compare_rows(
 def _causes(
     scan: _Scan, places: Places, formulas: Mapping[str, Formula], port: Recording, reference: Recording
 ) -> Iterator[RowCause]:
-    """What explains what the scan found: at norms, then at the birth of the first difference."""
+    """The causes of the differences that the scan found: at norms, then at the first difference."""
     by_path = {place.path: place for place in places.pairs}
     for path, limit in scan.limits.items():
         yield from causes_at(by_path[path], formulas, places.pairs, limit)
@@ -248,7 +248,7 @@ class _Scan:
         self.birth: Birth | None = None
         self.first_bits: Birth | None = None
         self.limit = self.allowed("after", None)
-        """What rounding explains at the birth."""
+        """The difference that rounding explains where the first one begins."""
         self.outputs_agree: bool | None = None
         self.limits: dict[str, Limit] = {}
         """Path of a norm that does not follow the reference's formula -> what rounding explains there."""
@@ -311,7 +311,7 @@ class _Scan:
         self._step(birth, None, apart, not agree)
 
     def allowed(self, where: Where, reference: str | None) -> Limit:
-        """What rounding explains at a place."""
+        """The difference that rounding explains at a place."""
         if self._own is None:
             most = JUMP * max(self._noise, self._carried)
             return Limit(median=most, worst=most)

@@ -104,7 +104,7 @@ def _read(weights: Weights, names: tuple[str, str]) -> tuple[Tensor, Tensor]:
 
 
 def _relation(given: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], share: float) -> str:
-    """What the port's mean and variance are, where rounding explains this share of a number."""
+    """The state of the port's mean and variance, where rounding explains this share of a number."""
     (mean, variance), (mean_there, variance_there) = given, expected
     if (mean.shape, variance.shape) != (mean_there.shape, variance_there.shape):
         return f"of another size: {len(mean)} numbers, the reference {len(mean_there)}"

@@ -1,4 +1,4 @@
-"""What runtimes compute from stored gains, as data (runtimes.toml); and what a relation therefore means."""
+"""The formulas of runtimes on stored gains, as data (runtimes.toml), and the meaning of a relation there."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OWN = "transformers"
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """What a runtime does with a stored gain."""
+    """The use of a stored gain by a runtime."""
 
     adds: float
     """Added to the stored gain."""
     may_reorder: bool = False
     """Whether it may store the gain in another order than transformers does."""
     twice: str = ""
-    """Where the number is known to have been added twice, or ""."""
+    """The runtimes where the number is known to have been added twice, or ""."""
 
 
 @cache
@@ -35,7 +35,7 @@ def runtimes() -> Mapping[str, Mapping[str, Any]]:
 
 
 def convention(weights: Weights, path: str) -> Convention | None:
-    """What the runtime of some weights does with the gain of a norm; None if that is not known.
+    """The use of a norm's gain by the runtime of some weights; None if it is not known.
 
     Example:
         >>> from normkit.comparison.weights import weights_of
@@ -68,7 +68,7 @@ def reorders(weights: Weights, name: str) -> bool:
 
 
 def elsewhere(weights: Weights, name: str) -> str:
-    """Where a tensor of transformers is that some weights do not hold; "" if it belongs there.
+    """The place of a tensor of transformers that some weights do not hold; "" if it belongs there.
 
     Example:
         >>> from normkit.comparison.weights import weights_of
@@ -114,7 +114,7 @@ def is_stock(architecture: str) -> bool:
 def judged(
     found: Relation, port: Convention | None, reference: Convention | None, runtime: str
 ) -> tuple[str, bool | None]:
-    """What a relation of two gains means, and whether it is right; None where that is undecided.
+    """The meaning of a relation of two gains, and whether it is right; None where that is undecided.
 
     Args:
         found: The relation of the stored gains.

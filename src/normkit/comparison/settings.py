@@ -147,7 +147,7 @@ def is_same(one: Any, other: Any) -> bool:
     is_number = [isinstance(each, (int, float)) and not isinstance(each, bool) for each in (one, other)]
     if all(is_number):
         return bool(one == other or abs(one - other) <= SAME * max(abs(one), abs(other)))
-    # What is none is off.
+    # A setting of None is off.
     return bool((False if one is None else one) == (False if other is None else other))
 
 

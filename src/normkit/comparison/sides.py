@@ -62,11 +62,11 @@ class Side:
     """One of the two that are compared."""
 
     name: str
-    """What to call it."""
+    """The name in reports."""
     given: str
-    """What the user gave; the same as the name for objects in memory."""
+    """The argument that the user gave; the same as the name for objects in memory."""
     form: Form
-    """What it is."""
+    """The kind of the side."""
     path: Path | None = None
     """The file or the folder that it is read from."""
     weights: Weights | None = None
@@ -80,7 +80,7 @@ class Side:
     onnx: OnnxModel | None = None
     """An ONNX model, whose norms can be called and which can be run."""
     recording: Recording | None = None
-    """What entered and left its norms in a run."""
+    """The rows that entered and left its norms in a run."""
     book: PassportBook | None = None
     """The passports of its norms, if they are written down or one call shows them."""
     notes: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ def open_side(
 
 
 def called(given: str) -> Any:
-    """What a function that the user names as FILE.py:function or module:function returns; its code is run.
+    """The result of a function that the user names as FILE.py:function or module:function; its code is run.
 
     Raises:
         InputError: If there is no such function, or it fails.
@@ -258,7 +258,7 @@ def _of_path(given: str, *, dtype: str, revision: str | None, local_files_only: 
 
 
 def shipped(loaded: LoadedModel, length: int) -> Batches:
-    """What the model of a folder is run on: the text that ships in windows of a length, photographs or a signal."""
+    """The input for the model of a folder: the text that ships in windows of a length, photographs or a signal."""
     main, text = loaded.model.main_input_name, demo.text()
     beside = media_beside(loaded.model)
     if beside and not isinstance(loaded.processor, str | None):

@@ -101,7 +101,7 @@ class StoredGains:
 
     @property
     def reading(self) -> Reading:
-        """What all decided kinds are; "mixed" if they differ."""
+        """The kind of all that are decided; "mixed" if they differ."""
         found = {each.reading for each in self.kinds} - {"undecided"}
         trained = found - {"never trained"}
         if len(trained) > 1:

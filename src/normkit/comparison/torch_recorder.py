@@ -124,7 +124,7 @@ class _Place:
 
 @dataclass
 class _Entered:
-    """What a norm was called on."""
+    """The rows that a norm was called on."""
 
     rows: Tensor
     residual: Tensor | None
@@ -283,7 +283,7 @@ class _Recorder(TorchFunctionMode):
         return (rows[: max(missing, 0)] if places is None else rows[places.to(rows.device)]).cpu().clone()
 
     def recording(self, name: str) -> Recording:
-        """What was kept; all processes come here, as parameters are gathered."""
+        """The recording; all processes come here, as parameters are gathered."""
         found = {path: norm for path, place in self._places.items() if (norm := _norm(place)) is not None}
         # If a norm has modules inside it, the outermost is the norm.
         norms = {
@@ -376,7 +376,7 @@ def _mixes(module: nn.Module, rows: Tensor) -> bool:
         return False
     row = rows[:1].clone()
     moved = row.clone()
-    # Of the size of the row: a smaller step moves nothing beside a massive activation.
+    # The step has the size of the row: a smaller one moves nothing beside a massive activation.
     moved.view(-1)[0] += 1 + row.abs().max()
     try:
         with torch.no_grad(), undisturbed():

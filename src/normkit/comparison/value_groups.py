@@ -40,7 +40,7 @@ class TensorValue:
     paired_by: PairedBy
     relation: Relation
     verdict: str
-    """What the relation means for who loads the port, in a few words; "" if there is nothing to add."""
+    """The consequence for a reader who loads the port, in a few words; "" if there is nothing to add."""
     is_right: bool | None
     """Whether the port computes the reference's gain or bias; None if that is undecided."""
 
@@ -168,7 +168,7 @@ def origins(
 
 
 def place_of(path: str, other: str) -> str:
-    """Where another norm is, as seen from a norm, so that the same mistake in many layers has the same words.
+    """The place of another norm relative to a norm, so that the same mistake in many layers has the same words.
 
     Example:
         >>> place_of("h.3.ln_1", "h.4.ln_1"), place_of("h.3.ln_1", "h.3.ln_2"), place_of("h.3.ln_1", "ln_f")

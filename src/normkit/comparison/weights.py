@@ -33,7 +33,7 @@ TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 """The parts of a configuration of several models that hold that of the language model."""
 
 _BAD_ARCHIVE = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
-"""What reading a damaged archive may raise."""
+"""The exceptions that a damaged archive may raise."""
 
 _NUMPY = {
     "f8": "F64",
@@ -242,7 +242,7 @@ def _tensor(name: str, array: Any) -> Tensor:
                 tensor = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.bfloat16).reshape(array.shape)
             elif hasattr(array, "__array_interface__") or not hasattr(array, "__dlpack__"):
                 with warnings.catch_warnings():
-                    # Of arrays that must not be written to; nothing here writes.
+                    # torch warns of arrays that must not be written to; nothing here writes.
                     warnings.simplefilter("ignore")
                     tensor = torch.as_tensor(array)
             else:

@@ -1,4 +1,4 @@
-"""Where a norm rounds: its statistics, 1/s, the normalized row, gain and bias, and the output."""
+"""The places where a norm rounds: its statistics, 1/s, the normalized row, gain and bias, and the output."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Casts:
         return torch.float32 if x.device.type == "mps" else torch.float64
 
     def early(self, dtype: torch.dtype, weight: Tensor | None) -> torch.dtype | None:
-        """What the normalized row is rounded to before gain and bias, for an input of this dtype; None for no cast."""
+        """The dtype that the normalized row is rounded to before gain and bias, for an input of this dtype; or None."""
         if self.cast == "weight":
             return weight.dtype if weight is not None and weight.dtype.itemsize == 2 else None
         return None if self.cast == "late" else dtype
@@ -150,7 +150,7 @@ class Casts:
         return self.cast == "late"
 
     def order(self, *, has_wide_weight: bool) -> tuple[str, bool, str]:
-        """What decides the bits: where gain and input have one dtype, all early casts are one."""
+        """The key that decides the bits: where gain and input have one dtype, all early casts are one."""
         is_early = self.cast in ("weight", "input") and not has_wide_weight
         return "early" if is_early else self.cast, self.round_rstd, self.statistics
 
@@ -161,7 +161,7 @@ class Casts:
 
     @property
     def roundings(self) -> tuple[str, ...]:
-        """What is rounded after the statistics and before the output."""
+        """The values that are rounded after the statistics and before the output."""
         return ("1/s rounded", CASTS[self.cast]) if self.round_rstd else (CASTS[self.cast],)
 
     @property
@@ -180,7 +180,7 @@ class Casts:
         return OUTPUTS[self.output]
 
     def notes(self) -> list[str]:
-        """What is unusual, for the one line of a spec; the output comes last, after the notes of the gain."""
+        """The unusual parts, for the one line of a spec; the output comes last, after the notes of the gain."""
         notes = [_NOTES[self.cast]] if self.cast != "late" else []
         if self.has_narrow_statistics and self.cast != "none":
             notes.append(self.statistics_words)

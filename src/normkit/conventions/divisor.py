@@ -1,4 +1,4 @@
-"""What the sum of squares of a row is divided by, and what multiplies the normalized row."""
+"""The divisor of a row's sum of squares, and the multiplier of the normalized row."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Divisor:
     multiplier: Multiplier = "one"
 
     def count(self, n: int) -> int:
-        """What the sum of n squares is divided by: n, n - 1 or 1."""
+        """The divisor of the sum of n squares: n, n - 1 or 1."""
         return 1 if self.is_sum else n - self.correction
 
     def factor(self, n: int) -> float:
-        """What multiplies a row of n features: 1 or sqrt(n)."""
+        """The multiplier of a row of n features: 1 or sqrt(n)."""
         return math.sqrt(n) if self.is_multiplied else 1.0
 
     def radius(self, n: int) -> float:
@@ -84,17 +84,17 @@ class Divisor:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What divides the sum of squares, and what multiplies the row."""
+        """The divisor of the sum of squares, and the multiplier of the row."""
         divided = "not divided (L2)" if self.is_sum else f"divided by n{' - 1' if self.correction else ''}"
         return (divided, "the row multiplied by sqrt(n)") if self.is_multiplied else (divided,)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is unusual, for a short name."""
+        """The unusual parts, for a short name."""
         return ("n - 1",) if self.correction else ()
 
     def root_in_words(self, *, is_centred: bool) -> str:
-        """What a row is divided by, apart from eps."""
+        """The divisor of a row, apart from eps."""
         if self.is_sum:
             return "norm"
         return "standard deviation" if is_centred else "root mean square"

@@ -1,4 +1,4 @@
-"""Where eps enters the number s that a row is divided by: inside the root, outside it, or as a lower bound of it.
+"""The placement of eps in the number s that a row is divided by: inside the root, outside it, or as a lower bound.
 
 Throughout, v is the mean of squares (or their sum) that the spec takes, root = sqrt(v), and eps a number:
 `machine_epsilon` where the spec has None.
@@ -250,7 +250,7 @@ def eps_in(dtype: torch.dtype | str, eps: float | None) -> float:
 
 
 def machine_epsilon(*, is_float64: bool) -> float:
-    """What eps=None stands for: the machine epsilon of torch's arithmetic, float32 also for 16-bit input."""
+    """The value of eps=None: the machine epsilon of torch's arithmetic, float32 also for 16-bit input."""
     return EPS["float64" if is_float64 else "float32"]
 
 

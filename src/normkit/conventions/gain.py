@@ -62,41 +62,41 @@ class Gain:
         return weight.to(dtype) + self.offset
 
     def sides(self, gain: Tensor) -> tuple[Tensor, Tensor]:
-        """What multiplies the row before it is normalized and what does after: the effective gain and a one."""
+        """The factors of the row before and after it is normalized: the effective gain and a one."""
         one = gain.new_ones(())
         return (gain, one) if self.is_before else (one, gain)
 
     @property
     def row(self) -> str:
-        """What the text of a formula calls the row that is normalized: x, or u = gain * x."""
+        """The name of the normalized row in the text of a formula: x, or u = gain * x."""
         return "u" if self.is_before else "x"
 
     @property
     def words(self) -> str:
-        """What multiplies the row: weight + offset."""
+        """The factor of the row: weight + offset."""
         return f"{self.offset:g} + weight" if self.offset else "weight"
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What multiplies the row, and where, if that is not after normalizing."""
+        """The factor of the row, and its place, if that is not after normalizing."""
         if not self.is_present:
             return ("none",)
         return (self.words, "before normalizing") if self.is_before else (self.words,)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is unusual, for a short name."""
+        """The unusual parts, for a short name."""
         offset = (self.words,) if self.offset else ()
         return (*offset, "gain before normalizing") if self.is_before else offset
 
     @property
     def bias_words(self) -> str:
-        """What becomes of the bias."""
+        """The treatment of the bias, in words."""
         return "added" if self.has_bias else "none"
 
     @property
     def offset_words(self) -> str:
-        """Where the offset is added."""
+        """The place where the offset is added."""
         return "added in float32" if self.offset_dtype == "float32" else "added in the weight's dtype"
 
     @property
@@ -130,7 +130,7 @@ class Gain:
         return f"<mrow><mi>y</mi><mo>=</mo>{right}</mrow>"
 
     def notes(self) -> list[str]:
-        """What is unusual and not in the formula, for the one line of a spec."""
+        """The unusual parts that the formula does not show, for the one line of a spec."""
         return ["offset added in the weight's dtype"] if self.is_added_narrow else []
 
 

@@ -1,4 +1,4 @@
-"""What one row is: the axes that share statistics, their groups, and where the mean of a row is subtracted."""
+"""The definition of a row: axes that share statistics, their groups, and where the mean is subtracted."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Rows:
         return parameter.reshape(-1) if self.channel_axis == -1 else parameter.reshape(-1, *(1,) * (x.dim() - 2))
 
     def notes(self) -> list[str]:
-        """What is unusual, for the one line of a spec."""
+        """The unusual parts, for the one line of a spec."""
         notes = []
         if self.are_samples:
             notes.append("over all axes but the first")
@@ -125,7 +125,7 @@ class Rows:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is unusual, for a short name."""
+        """The unusual parts, for a short name."""
         return (*self._channels, *((f"{self.groups} groups",) if self.groups > 1 else ()))
 
     @property
@@ -134,12 +134,12 @@ class Rows:
 
     @property
     def words(self) -> str:
-        """What a row is."""
+        """The definition of a row, in words."""
         return ", ".join(self.parts)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What a row is, where the channels lie if not along axis 1, and into how many groups it is split."""
+        """The definition of a row, the axis of the channels if it is not axis 1, and the number of groups."""
         if self.are_samples:
             words = "a whole sample"
         elif self.are_places:
@@ -176,7 +176,7 @@ class Centring:
         return "centring of the numerator or of the statistics alone" if self.is_half else None
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """What is scaled, x - m, and what the scale is taken of, d, of rows of shape (..., n)."""
+        """The numerator x - m, and the d of which the scale is taken, of rows of shape (..., n)."""
         if not (self.numerator or self.statistics):
             return rows, rows
         centred = rows - rows.mean(-1, keepdim=True)
@@ -191,7 +191,7 @@ class Centring:
 
     @property
     def words(self) -> str:
-        """What becomes of the mean."""
+        """The treatment of the mean, in words."""
         if self.is_half:
             return "subtracted, but not for the statistics" if self.numerator else "subtracted for the statistics only"
         return "subtracted" if self.numerator else "not subtracted"

@@ -25,9 +25,9 @@ class Candidate:
     """A module that may be swapped; without a formula and a reason it is no norm."""
 
     shape: tuple[int, ...] = ()
-    """Of an input that the module takes; () if none was found."""
+    """Shape of an input that the module takes; () if none was found."""
     formula: Formula | None = None
-    """What would take its place."""
+    """The norm that would take its place."""
     reason: str | None = None
     """Why a module that normalizes cannot be swapped."""
     undecided: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Search:
         self._refused: dict[object, Candidate] = {}
 
     def find(self, module: nn.Module, paths: Sequence[str]) -> Candidate:
-        """What a module is, which is left as it is; like modules that cannot be swapped are looked at once.
+        """The candidate for a module, which is left as it is; modules alike that cannot be swapped are looked at once.
 
         Args:
             module: The module.

@@ -47,7 +47,7 @@ class SiteActivations:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Activations:
-    """What enters the norms of a model for some tokens; `nk.explore` shows it."""
+    """The rows that enter the norms of a model for some tokens; `nk.explore` shows them."""
 
     name: str
     """Name of the model."""
@@ -57,7 +57,7 @@ class Activations:
     sites: tuple[SiteActivations, ...]
     """The norms that the page can draw, in forward order."""
     notes: tuple[str, ...]
-    """What was left out and why, one line each."""
+    """Tokens and norms that were left out, and why, one line each."""
 
 
 def activations(

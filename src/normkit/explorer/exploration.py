@@ -35,11 +35,11 @@ class Exploration:
     """The page, ready to be written or shown; a notebook displays it."""
 
     data: Mapping[str, Any]
-    """What is embedded in the page, as plain JSON."""
+    """The data embedded in the page, as plain JSON."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is not shown of the points or the model and why, one line each."""
+        """Points and parts of the model that are not shown, and why, one line each."""
         return tuple(self.data["notes"])
 
     def html(self) -> str:

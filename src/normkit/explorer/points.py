@@ -34,7 +34,7 @@ class Points:
     groups: tuple[int, ...] | None
     """One number from 0 to 7 per point; None if no groups were given."""
     notes: tuple[str, ...]
-    """What was left out, one line each."""
+    """Points that were left out, one line each."""
 
 
 def checked(points: Any, labels: Sequence[object] | None, groups: Any) -> Points:

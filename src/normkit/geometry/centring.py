@@ -199,7 +199,7 @@ def angle_between(x: Tensor, y: Tensor) -> Tensor:
 
 
 def cosine_and_sine_to_ones(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of `angle_to_ones`: the coordinate along 1 / sqrt(n) and the length of the rest, over their hypotenuse."""
+    """The two coordinates of `angle_to_ones`: along 1 / sqrt(n), and the length of the rest, over their hypotenuse."""
     along, across = require_floating(x).mean(-1) * math.sqrt(x.shape[-1]), length(centre(x))
     size = torch.hypot(along, across)
     return along / size, across / size

@@ -1,4 +1,4 @@
-"""What each part of a sum contributes to the norm of the sum: three answers that are easily mistaken for each other."""
+"""The contribution of each part of a sum to the norm of the sum: three answers that are easily mistaken."""
 
 from __future__ import annotations
 

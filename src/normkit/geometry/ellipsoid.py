@@ -233,7 +233,7 @@ class Ellipsoid:
     def sample(
         self, count: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        """Where Gaussian rows end: uniform on the sphere, pushed forward by z -> g * z + b; shape (count, n).
+        """Gaussian rows after a norm: uniform on the sphere, pushed forward by z -> g * z + b; shape (count, n).
 
         So it is not uniform in area: the ends of the long axes get more points an area than those of the short ones
         (on an ellipse, a / b times as many).

@@ -131,7 +131,7 @@ class Quotient:
         return length(self.point(x) - self.point(y))
 
     def exponential(self, x: Tensor, v: Tensor) -> Tensor:
-        """Where the shortest path that leaves x with the velocity v is after the time 1: a row of that point.
+        """The point that the shortest path from x with the velocity v reaches after the time 1, as a row.
 
         At eps = 0 the great circle about the mean of x; a vertical part of v is left out. With eps > 0 the row behind
         N(x) + J v, NaN if that is not inside the ball: straight lines end there. That row loses digits with its length,

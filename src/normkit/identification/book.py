@@ -33,7 +33,7 @@ class Entry:
     features: int
     """Number of features that its gain spans."""
     passport: Passport
-    """What it computes. A passport that was read from a file has no values of weight and bias."""
+    """The passport of the norm. One that was read from a file has no values of weight and bias."""
 
     @classmethod
     def of(cls, site: NormSite) -> Entry:

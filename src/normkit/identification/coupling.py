@@ -27,7 +27,7 @@ class Coupling:
     """The rows of a norm: the elements that share statistics."""
 
     choices: tuple[Rows, ...]
-    """Where two describe the same rows, only a gain or a bias tells which is meant: each says along which axes it
+    """The axes of gain and bias: where two layouts describe the same rows, these alone tell which is meant: each
     varies."""
     row: tuple[int, ...]
     """The axes of the input that a row spans, counted from 0."""

@@ -43,7 +43,7 @@ class Finder:
     def examined(
         self, module: nn.Module, path: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
     ) -> Examination | None:
-        """What a module computes on inputs of a shape; None if it takes no such input.
+        """The passport of a module on inputs of a shape; None if it takes no such input.
 
         Args:
             module: The module, which is left as it is.
@@ -83,7 +83,7 @@ class Finder:
         return found
 
     def uncalled(self, module: nn.Module, path: str) -> list[Examination | None]:
-        """What a module computes that no call has shown: one result for each layout of inputs that it takes."""
+        """The passports of a module that no call has shown: one for each layout of inputs that it takes."""
         features = list(_features(module))
         features_last = [(2, 3, *sizes) for sizes in features]
         channels_first = [(2, *sizes, *space) for sizes in features if len(sizes) == 1 for space in _SPACES]

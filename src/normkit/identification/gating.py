@@ -85,7 +85,7 @@ class Probe:
         return not self._close(self(self.x, self.constant(-0.75)), base)
 
     def gate(self) -> tuple[str, str | None] | None:
-        """Where the second input multiplies ("before" or "after" the norm) and through which function; or None."""
+        """The place where the second input multiplies ("before" or "after" the norm) and its function; or None."""
         at = torch.linspace(-3, 3, 25, dtype=torch.float64)
         one, gates = self(self.x, 1.0), self._normal(self.second.shape[1:])
         outputs = torch.stack([self(self.x, float(level)) for level in at])
@@ -213,7 +213,7 @@ def optional_gate(specimen: Specimen, shape: tuple[int, ...], generator: torch.G
 def _gate_reading(
     probe: Probe, argument: str, placement: str, activation: str | None, recover: Recover | None
 ) -> Reading:
-    """Where the gate acts, and the norm that remains when the gate is held constant."""
+    """The place where the gate acts, and the norm that remains when the gate is held constant."""
     unusual = {"none": "as it is", None: "through a function without a usual name"}
     words = unusual.get(activation, f"through {activation}")
     lines = [f"{argument} multiplies elementwise {placement} the norm, {words}"]

@@ -28,7 +28,7 @@ class Stored(NamedTuple):
     """A parameter that lies elsewhere between calls."""
 
     place: Hashable
-    """Where: tied parameters have one place."""
+    """The place in memory: tied parameters have one."""
     read: Callable[[], Tensor]
     """Returns its values."""
 

@@ -284,7 +284,7 @@ def _shows_numbers_of(dtype: torch.dtype, x: Tensor, y: Tensor, spec: NormSpec) 
     eps = eps_in("float32", spec.eps)
     scales = [reference.statistics(given.double(), spec, eps).scale for given in (x, x.to(dtype))]
     for v in (y, *(scale * y for scale in scales)):
-        # What a bias of 1 has rounded off is lost.
+        # Digits that a bias of 1 has rounded off are lost.
         is_number = (v - v.to(dtype).double()).abs() <= _NUMBER * (1 + v.abs())
         if float(is_number.double().mean()) > _NUMBERS:
             return True

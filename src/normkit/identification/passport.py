@@ -43,12 +43,12 @@ class Reading:
     """One thing that was found out about a norm."""
 
     value: Any = None
-    """What was found, as plain JSON. For a reading that could not be decided: the conventions that were decided all the
+    """The result, as plain JSON. For a reading that could not be decided: the conventions that were decided all the
     same, or None."""
     confidence: float = 1.0
     """1.0 if it was measured; less if it rests on a rule of thumb; 0.0 if it is open."""
     evidence: tuple[str, ...] = ()
-    """What was seen, one sentence each."""
+    """The observations, one sentence each."""
     undecidable: str | None = None
     """Why it could not be decided."""
 
@@ -69,7 +69,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Passport:
-    """What a norm was found to compute; call it to compute that.
+    """The formula that a norm was found to compute; call the passport to compute it.
 
     Example:
         >>> import normkit as nk
@@ -90,11 +90,11 @@ class Passport:
     """The conventions; None if no spec describes it. Those of undecidable readings are placeholders: they make no
     difference to what was seen."""
     readings: Mapping[str, Reading]
-    """What was found, by name. The readings named in `CONVENTIONS` decide conventions of the spec."""
+    """The readings by name. Those named in `CONVENTIONS` decide conventions of the spec."""
     shape: tuple[int, ...] = ()
     """Shape of the inputs that were used."""
     dtype: str = "float32"
-    """Of input and parameters when the formula was found, such as "float32"."""
+    """Dtype of input and parameters when the formula was found, such as "float32"."""
     weight: Tensor | None = field(default=None, repr=False)
     """The spec's weight as it was found; the slope of an elementwise map."""
     bias: Tensor | None = field(default=None, repr=False)

@@ -212,7 +212,7 @@ def _roll_off(found: Scale, possible: Sequence[Scale]) -> RollOff:
 
 
 def _centring(spec: NormSpec, possible: Sequence[Scale]) -> Reading:
-    """Where the mean is subtracted, if all possible scales say so."""
+    """The places where the mean is subtracted, if all possible scales say so."""
     seen = {(scale.fit.centred, scale.centred) for scale in possible}
     if len(seen) == 1:
         line = f"with the mean {spec.centring.words}, a factor for each row leaves {possible[0].fit.residual:.1e} of y"

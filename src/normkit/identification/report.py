@@ -36,7 +36,7 @@ LABELS = {
     "conditioning": "large means",
     "other sizes": "other axes",
 }
-"""What each reading is called before its words."""
+"""The title of each reading."""
 
 _ORDINARY: dict[str, Any] = {
     "input": "kept",
@@ -82,7 +82,7 @@ def describe_passport(passport: Passport) -> Section:
 
 
 def parts_of(reading: str, value: Any) -> tuple[str, ...]:
-    """What a norm does in one respect, in words that can be compared one by one.
+    """One aspect of a norm, in words that can be compared one by one.
 
     Args:
         reading: A key of `CONVENTIONS`, or another reading of a passport.

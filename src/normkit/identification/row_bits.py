@@ -29,7 +29,7 @@ _ELEMENTS = 2**13
 """Outputs that are compared with every candidate; those that pass are compared with all outputs."""
 SAME_BUT_FOR_EPS = "a mean of squares, and a sum of squares with a factor sqrt(n), differ in their eps alone"
 _PASSES = 0.99
-"""Of so few outputs the right formula may miss some more."""
+"""With so few outputs the right formula may miss some more."""
 
 
 def compared_bit_by_bit(

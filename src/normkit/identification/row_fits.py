@@ -18,14 +18,14 @@ from normkit.text import dtype_name
 _FEWEST = 8
 """Fewer rows than this do not tell a gain from the factors of the rows."""
 _MOST_ELEMENTS = 2**20
-"""Of more rows than this, every second is taken, or every third, ..."""
+"""The most rows of a fit; of more, every second is taken, or every third, and so on."""
 _ROUNDS = 60
 """Alternations of the fit at most: each takes most of what is left."""
 _MOST_GROUPS = 256
 _NO_MORE = 1.02
-"""Of a shift of a fifth of what is left, the fit without it leaves so many times as much."""
+"""The residual without a shift over the residual with it, where the shift is a fifth of the residual."""
 OFFSETS = (0.0, 1.0, -1.0, 2.0)
-"""What is added to a weight: by design 0 or 1, by mistake the others."""
+"""The offsets of a weight: by design 0 or 1, by mistake the others."""
 _CERTAIN = 5.0
 """Standard deviations beyond which nothing is chance."""
 _UNTOLD = 1e-3
@@ -104,13 +104,13 @@ class Fit:
     centred: bool
     groups: int
     numerator: Tensor
-    """Of shape (rows, groups, m)."""
+    """Shape (rows, groups, m)."""
     factor: Tensor
-    """Of shape (rows, groups, 1); 1 / the numerator's root mean square in the middle of the rows."""
+    """Shape (rows, groups, 1): 1 / the numerator's root mean square in the middle of the rows."""
     gain: Tensor
-    """Of shape (groups, m)."""
+    """Shape (groups, m)."""
     shift: Tensor
-    """Of shape (groups, m)."""
+    """Shape (groups, m)."""
     noise: tuple[Tensor, Tensor]
     """How far chance and rounding may move each gain and each shift, each of shape (groups, m)."""
     residual: float
@@ -119,7 +119,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GainFit:
-    """What the gain of a fit is in terms of the stored weight: gain = unit * (weight + offset)."""
+    """The gain of a fit in terms of the stored weight: gain = unit * (weight + offset)."""
 
     unit: float | None
     """None where no weight is known."""

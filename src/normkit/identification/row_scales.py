@@ -113,7 +113,7 @@ class _Curve:
     target: Tensor
     """-log of the factors."""
     value: Tensor
-    """What eps is added to, or bounds."""
+    """The quantity that eps is added to, or bounds."""
     rounding: float
     grid: Tensor
     """None, and from far below what rows feel to a thousand times their size."""
@@ -162,7 +162,7 @@ class _Curve:
         limit = still_fits(least, len(self.target), self.rounding)
 
         def edge(inside: float, outside: float) -> float:
-            """Where the misfit passes the limit."""
+            """The eps at which the misfit passes the limit."""
             for _ in range(30):
                 middle = (inside + outside) / 2
                 fits = float(self.misfit(self.at(torch.tensor([middle]).double()), level)) <= limit

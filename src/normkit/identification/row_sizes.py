@@ -1,4 +1,4 @@
-"""What changes with the size of a row, where a norm should change nothing: its length a little, or from a size on all.
+"""Effects of a row's size that a norm should not have: lengths change a little, or everything from a size on.
 
 Both are looked for where the search has found no spec.
 """
@@ -25,7 +25,7 @@ _SIZES = 97
 _SAME = 1e-5
 """Rounding to float32 leaves less; an exact root varies less."""
 _ORDINARY = 128.0
-"""Of the size of their largest element; `Precision` of the search within it is below."""
+"""Relative to the size of their largest element; `Precision` of the search within it is below."""
 _MOVED, _CLAMPED = 1e-4, 1e-3
 _DIGITS = 1e-4
 _ROWS = 16
@@ -46,7 +46,7 @@ def approximate_root(specimen: Specimen, shape: Sequence[int], generator: torch.
     spread = float((factor.amax(0) / factor.amin(0)).max()) - 1
     if not spread > _SAME or not float((odd - factor * longest).norm() / odd.norm()) < _SAME:
         return {}
-    # What eps leaves of a length falls from octave to octave; an approximate root repeats.
+    # The share of a length that eps leaves falls from octave to octave; an approximate root repeats.
     octave = (_SIZES - 1) // _OCTAVES
     if not float((factor[octave:] / factor[:-octave] - 1).abs().max()) < spread / 4:
         return {}

@@ -41,7 +41,7 @@ class ComputedAffineError(UnrecognisedError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Structure:
-    """What a norm does to rows that are too long to feel eps."""
+    """The effect of a norm on rows that are too long for eps to matter."""
 
     spec: NormSpec
     """Axes, groups, centring, presence and placement of weight and bias, offset; eps is 0."""

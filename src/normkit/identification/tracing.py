@@ -48,10 +48,10 @@ class ModuleCall:
     order: int
     """Position among all calls, by their start."""
     input_shape: tuple[int, ...]
-    """Of the first floating-point tensor argument."""
+    """Shape of the first floating-point tensor argument."""
     input_dtype: torch.dtype
     output_shape: tuple[int, ...]
-    """Of the output; of a tuple, as `first_output` takes it."""
+    """Shape of the output; of a tuple, as `first_output` takes it."""
     output_dtype: torch.dtype
     tensors: int
     """Number of floating-point tensor arguments."""
@@ -76,7 +76,7 @@ class FunctionCall:
     order: int
     """Position among all calls."""
     input_shape: tuple[int, ...]
-    """Of the first floating-point tensor argument."""
+    """Shape of the first floating-point tensor argument."""
     input_dtype: torch.dtype
     arguments: Mapping[str, Any]
     """The arguments that are not activations, by name: a norm's normalized_shape, weight, bias, eps."""

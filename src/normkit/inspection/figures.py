@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOGIT_LINES = ((100.0, "100"), (1e3, "1,000"), (1e4, "10,000"))
-"""Where attention logits begin to be large: 100 is Megatron's default for QK-clip; 1e4 has been seen to diverge."""
+"""The size at which attention logits are called large: 100 is Megatron's default for QK-clip; at 1e4 runs diverged."""
 
 # Role -> legend, colour and marker.
 _ROLES: dict[str, tuple[str, str, str]] = {

@@ -1,4 +1,4 @@
-"""What is looked at of the first text alone: one token on its way through a norm, and the keys a query could select."""
+"""Measurements of the first text alone: one token on its way through a norm, and the keys a query could select."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Walk:
     relative_error: float = math.nan
     """`module_error` over the largest magnitude of the last step; NaN if that is 0."""
     rounding: float = math.nan
-    """What one rounding in the coarsest type of the call changes, of the number that is rounded: half the machine
+    """The relative change by one rounding in the coarsest type of the call: half the machine
     epsilon. A norm in 16 bits rounds two or three times on its way."""
 
 

@@ -1,4 +1,4 @@
-"""What one pass shows beside the norms that were found: norms written by hand, and parts without effect.
+"""Facts that one pass shows beside the norms that were found: norms written by hand, and parts without effect.
 
 `x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)`, a division by a standard deviation or `F.normalize` inside a
 forward is seen by what it does: rows of many lengths enter, rows of one length leave. What it computes beside that, and

@@ -1,4 +1,4 @@
-"""What is measured of a model: its norms, its blocks, its attention, the model as a whole, and the parts of these.
+"""The measured facts of a model: its norms, its blocks, its attention, the model as a whole, and the parts of these.
 
 Frozen values with numbers of Python, never a tensor.
 """
@@ -203,7 +203,7 @@ class Site:
     factor: float = 1.0
     """A factor on the output besides the gain, where gain and bias show it."""
     row: str = "token"
-    """What one of its rows is, or is a part of: "token"; of images "patch", "pixel", "channel", "channel group",
+    """The unit that a row is, or is a part of: "token"; of images "patch", "pixel", "channel", "channel group",
     "query" or "image"; of sound "frame", "channel", "channel group" or "recording"."""
 
     @property

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Failures:
-    """What could not be measured."""
+    """The measurements that failed."""
 
     def __init__(self) -> None:
         self.by_place: dict[str, str] = {}

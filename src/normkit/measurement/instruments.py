@@ -1,4 +1,4 @@
-"""What hooks count into tables: rows of norms and blocks, attention logits, and in a training also gradients.
+"""The quantities that hooks count into tables: rows of norms and blocks, attention logits, in training gradients.
 
 `Counts` is the same for a text and for a training. `Instruments` are its hooks in a training: they are put in before
 the model is compiled and stay, and a compiler traces them twice, once switched on and once off. Off, only a sentinel is

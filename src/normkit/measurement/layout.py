@@ -1,4 +1,4 @@
-"""What is measured where: norms, repeated blocks and attention calls, their lines in the tables, and their facts."""
+"""The measured places: norms, repeated blocks and attention calls, their lines in the tables, and their facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model of images or sound, with text or alone, is run on: files, installed photographs, or a signal."""
+"""The input of a model of images or sound, with text or alone: files, installed photographs, or a signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training mode changes: the output by the batch's statistics, and what enters batch norms by dropout."""
+"""Effects of training mode: on the output by the batch's statistics, and on the input of batch norms by dropout."""
 
 from __future__ import annotations
 

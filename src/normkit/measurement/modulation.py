@@ -1,4 +1,4 @@
-"""What is done to the output of norms for each sample, as in a DiT: y (1 + scale) + shift, seen where it is read.
+"""The modulation of the output of norms for each sample, as in a DiT: y (1 + scale) + shift, seen where it is read.
 
 The input of the next module that takes a tensor of that shape is held against the norm's output: where each channel of
 each sample is a straight line of it, slope and constant are the factor and the shift.
@@ -35,7 +35,7 @@ _NO_CONDITION = ("mask", "ids", "labels")
 
 @dataclass(frozen=True, kw_only=True)
 class Modulation:
-    """What is done to the output of a norm, for each sample and channel: times a factor, plus a shift."""
+    """The modulation of the output of a norm, for each sample and channel: times a factor, plus a shift."""
 
     path: str
     """Path of the norm."""
@@ -92,7 +92,7 @@ def has_conditions(batch: Batch) -> bool:
 
 
 def read_outputs(model: nn.Module, structure: Structure, batch: Batch) -> dict[str, Modulation]:
-    """What is done to the output of each norm before a module reads it, by path, on up to eight samples of a batch."""
+    """The modulation of each norm's output before a module reads it, by path, on up to eight samples of a batch."""
     seen = _Readers()
     callers = {site.parent for site in structure.sites if site.function is not None}
     listening = observed(model, structure.sites, (), callers, seen)
@@ -148,7 +148,7 @@ def modulation_of(norm: str, reader: str, left: Tensor, read: Tensor) -> Modulat
     fits, varies = _OF_HALF if left.dtype in HALF or read.dtype in HALF else (_FITS, _FITS)
     y, x = (each.detach().double().cpu() for each in (left, read))
     for axis in (-1, 1):
-        # Of shape B, channels, places.
+        # Shape (B, channels, places).
         one, other = (each.movedim(axis, 1).flatten(2) for each in (y, x))
         if one.shape[2] < _FEWEST_PLACES:
             continue

@@ -278,7 +278,7 @@ class Omission:
     """A norm that runs in all modules of one class at one place but one."""
 
     path: str
-    """Where it would run."""
+    """The device it would run on."""
     others: int
     """Modules in which it runs."""
     is_uncalled: bool

@@ -165,7 +165,7 @@ class RowCounter:
         return rows.shape[-1]
 
     def counted(self, rows: Tensor) -> counting.Counted:
-        """What the kernels are to count of these rows."""
+        """The quantities that the kernels are to count of these rows."""
         spec = self.spec
         if not self.enters_norm:
             return counting.Counted(enters_norm=True)

@@ -297,7 +297,7 @@ def _is_ids(value: object) -> bool:
 
 
 def unit(batch: Batch) -> str:
-    """What a batch holds several of: "token", or "image" or "recording" for a model that reads these alone.
+    """The unit of a batch: "token", or "image" or "recording" for a model that reads these alone.
 
     Images are floating-point tensors of four axes or more; recordings go by the names that transformers gives them.
     """
@@ -313,7 +313,7 @@ def _medium(batch: Batch) -> str:
 
 
 def row_name(model: nn.Module, batch: Batch, shape: Sequence[int], rows: Rows, role: str) -> str:
-    """What one row of a norm is, told from the shape of what enters the norm in the run of a batch.
+    """The name of one row of a norm, told from the shape of the norm's input in the run of a batch.
 
     Args:
         model: The model, whose config may tell how many queries it puts to an image.

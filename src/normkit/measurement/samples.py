@@ -1,4 +1,4 @@
-"""What the numbers of a batch tell: zeros that samples end with, samples that are equal, and a digest of them."""
+"""Properties of a batch's numbers: zeros that samples end with, samples that are equal, and a digest."""
 
 from __future__ import annotations
 

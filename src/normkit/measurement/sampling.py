@@ -255,7 +255,7 @@ class Probe(Counts):
         self._selection: tuple[weakref.ref[Tensor] | None, object, Selection] | None = None
 
     def measured(self, decode: Callable[[int], str] | None = None) -> MeasuredStep:
-        """What was measured so far; `decode` turns a token id into text."""
+        """The measurements so far; `decode` turns a token id into text."""
         peaks = {}
         for path, (_, peak, token) in self._largest.items():
             named = peak is not None and token is not None and decode is not None

@@ -1,4 +1,4 @@
-"""What a model is run on: windows of a text, or token ids at random."""
+"""The batches that a model is run on: windows of a text, or token ids at random."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Batches:
     batches: tuple[dict[str, Tensor], ...]
     """Arguments of `model(**batch)`, without padding: the windows of one batch have one length."""
     source: str
-    """What the batches are, in words."""
+    """The source of the batches, in words."""
     decode: Callable[[int], str] | None
     """The text of one token id, or None."""
 

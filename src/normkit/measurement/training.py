@@ -116,7 +116,7 @@ class Series:
 
     quantity: Quantity
     path: str
-    """Where: a module, or a parameter; "" for the whole model."""
+    """The place: a module, or a parameter; "" for the whole model."""
     steps: tuple[int, ...]
     """Optimizer steps, from 0, in ascending order."""
     values: tuple[float, ...]

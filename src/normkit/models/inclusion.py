@@ -1,4 +1,4 @@
-"""What the file of one family takes over from the files of others: `extends`, and `[[include]]`.
+"""The parts that the file of one family takes over from others: `extends`, and `[[include]]`.
 
 Both work on documents, as `tomllib` reads them, so that a `Family` is made in one place.
 """

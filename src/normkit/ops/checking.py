@@ -20,7 +20,7 @@ _ROWS = 5
 
 
 class Kind(NamedTuple):
-    """What a kernel is compiled for; each kind is checked once."""
+    """The conditions that a kernel is compiled for; each kind is checked once."""
 
     gpu: int | None
     """Index of the GPU; None for the CPU, where Triton's interpreter runs."""
@@ -108,7 +108,7 @@ _passes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _differences(kind: Kind, spec: NormSpec) -> Iterator[str]:
-    """Where the kernels differ from the reference on a few rows, one line for each difference."""
+    """The differences of the kernels from the reference on a few rows, one line for each."""
     numbers = torch.Generator().manual_seed(0)
     device = torch.device("cpu" if kind.gpu is None else f"cuda:{kind.gpu}")
 

@@ -17,7 +17,7 @@ _FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Counted(NamedTuple):
-    """What is counted for each row, as the operator takes it."""
+    """The quantities counted for each row, as the operator takes them."""
 
     enters_norm: bool
     """Count deviations from the mean too, and the effect of eps."""
@@ -30,7 +30,7 @@ class Counted(NamedTuple):
     unit: float = 0.0
     """eps, or its root where it is inside."""
     limit_99: float = 0.0
-    """What the norm divides by, without eps, over `unit`, for a row that eps shortens to 0.99."""
+    """The norm's divisor, without eps, over `unit`, for a row that eps shortens to 0.99."""
     limit_90: float = 0.0
     """The same for 0.9."""
 

@@ -25,7 +25,7 @@ class KernelPlan(NamedTuple):
     eps: float
     """As in the spec; 0.0 for None, which is one of the conventions."""
     offset: float
-    """What is added to the stored gain."""
+    """The number that is added to the stored gain."""
     unsupported: str | None
     """Why no kernel computes this spec, or None."""
     is_plain: bool

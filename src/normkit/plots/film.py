@@ -140,7 +140,7 @@ def write(figure: Figure, shots: list[Shot], place: int) -> None:
 
 
 def _ends(shots: list[Shot]) -> list[float]:
-    """Where each shot begins and the last ends, as shares of the width of the figure."""
+    """The beginning of each shot and the end of the last, as shares of the width of the figure."""
     ends = np.cumsum([0.0, *(shot.seconds for shot in shots)])
     return [float(end) for end in 0.035 + 0.93 * ends / ends[-1]]
 

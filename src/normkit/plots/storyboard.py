@@ -48,7 +48,7 @@ class Shot:
     caption: str
     """One or two lines."""
     measured: str
-    """What normkit.geometry computes of the points shown."""
+    """The values that normkit.geometry computes of the points shown."""
     draw: Callable[[float], None]
     """Draws the scene for a share of the way, from 0 to 1, into axes that are empty."""
     formula: str = ""

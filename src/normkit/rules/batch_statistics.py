@@ -167,7 +167,7 @@ def _meant_eps(norm: BatchNorm, facts: Facts) -> tuple[float | None, str]:
     looks_at=("batch norms",),
 )
 def other_divisor(facts: Facts) -> Outcome:
-    """What a batch adds to the running variance, and what it is divided by, as tried on a copy."""
+    """The number that a batch adds to the running variance, and its divisor, as tried on a copy."""
     cases = []
     for norm in facts.batch_norms:
         size = max(norm.call_rows, 2)

@@ -69,7 +69,7 @@ class Facts(Usage):
     modes: ModeChange | None = None
     """The output with batch norms in training mode against evaluation mode; None where that was not tried."""
     modulations: tuple[Modulation, ...] | None = None
-    """What is done to the output of norms for each sample; None where that was not tried, or samples have no conditions
+    """The modulation of the output of norms for each sample; None if it was not tried, or samples have no conditions
     of their own."""
     called: frozenset[str] = frozenset()
     """Paths of the modules that a forward pass called; empty where that was not seen."""

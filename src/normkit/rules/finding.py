@@ -1,4 +1,4 @@
-"""What the rules say of a model: findings, and what became of each rule."""
+"""The answer of the rules on a model: findings, and the status of each rule."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def _broken(site: Site) -> str:
 
 
 def _beginning(path: str, facts: Facts) -> str:
-    """Where the NaN of the first broken site in forward order begins."""
+    """The module where the NaN of the first broken site in forward order begins."""
     site = next(site for site in facts.sites if site.path == path)
     if any(part is not None and part.nonfinite for part in (site.gain, site.bias)):
         return "so the fault starts in its parameters"

@@ -49,7 +49,7 @@ class Drawing:
     caption: str
     """One sentence that says how to read it."""
     description: str
-    """What the figure shows, for readers who cannot see it."""
+    """The description of the figure for readers who cannot see it."""
     scheme: theme.Scheme = field(default_factory=theme.scheme)
 
     def svg(self) -> str:

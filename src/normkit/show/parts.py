@@ -84,7 +84,7 @@ class Table:
     groups: tuple[tuple[Cell, ...], ...] = ()
     """The same rows, with rows that are equal in several blocks merged into one; empty if that merges none."""
     note: str = ""
-    """What the numbers are, beyond the meanings of the headings."""
+    """The meaning of the numbers, beyond the headings."""
 
     @classmethod
     def of(
@@ -129,12 +129,12 @@ class Section:
     """A report, or a part of one, told in the order of its fields; most parts have only a few of them."""
 
     id: str = ""
-    """What a renderer knows it by, if it needs to."""
+    """The name for a renderer, if it needs one."""
     title: str = ""
     gist: str = ""
-    """What it holds, in a few words, beside the title."""
+    """The content in a few words, beside the title."""
     source: str = ""
-    """What was run, below the title."""
+    """The run, in words, below the title."""
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
     """Sentences."""
@@ -145,7 +145,7 @@ class Section:
     sections: tuple[Section, ...] = ()
     facts: tuple[Fact, ...] = ()
     remarks: tuple[str, ...] = ()
-    """What a reader must know besides."""
+    """Remarks for the reader."""
 
     def part(self, id: str) -> Section | None:
         """The section in it that is known by a name, or None."""

@@ -45,7 +45,7 @@ class ArmContext:
 
     settings: Settings
     seed: int
-    """Of initial weights and batches; the same for all arms that are compared."""
+    """The seed of initial weights and batches; the same for all arms that are compared."""
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     """float32 or float64, of parameters and of the real numbers in batches. With bfloat16 parameters, gradients and

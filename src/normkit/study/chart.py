@@ -31,7 +31,7 @@ class _Figure:
     caption: str
     """One sentence that says how to read it."""
     description: str
-    """What it shows, for readers who cannot see it."""
+    """The description for readers who cannot see it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Bars(_Figure):
     """A value for each arm, with the range and the single seeds as points."""
 
     label: str
-    """What the values are, with the unit."""
+    """The quantity, with the unit."""
     values: tuple[tuple[str, tuple[float, ...]], ...]
     """Name of each arm, and its value for each seed."""
     log: bool = False

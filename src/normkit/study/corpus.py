@@ -45,7 +45,7 @@ class SourceFile:
     text: bytes
     """Valid UTF-8."""
     sha256: str
-    """Of the text, in hexadecimal."""
+    """SHA-256 of the text, in hexadecimal."""
     held_out: bool
     """Not trained on: one file in twenty, chosen by the hash of its name."""
 

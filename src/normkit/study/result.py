@@ -34,7 +34,7 @@ class Arm:
     name: str
     """Words, unique in the study, as in "post, no warm-up"."""
     choices: Mapping[str, Any] = field(default_factory=dict)
-    """What `Study.measure` needs to know, plain JSON values."""
+    """The parameters of `Study.measure`, plain JSON values."""
     cost: float = 1.0
     """Expected share of the study's time, in any unit."""
 
@@ -50,7 +50,7 @@ class Condition:
     low: float = -math.inf
     high: float = math.inf
     published: str = ""
-    """What the paper reports, in words; empty if it gives no number."""
+    """The result that the paper reports, in words; empty if it gives no number."""
     regime: str = ""
     """The end of "reproduced only if ..."; empty if the claim is about every case."""
     source: str = ""
@@ -94,10 +94,10 @@ class Claim:
     ledger: tuple[str, ...] = ()
     """Rows of docs/explanation/claims.md that it decides."""
     control: Condition | None = None
-    """What must hold for the claim to be testable at this size: a positive control; None needs none."""
+    """The positive control that must hold for the claim to be testable at this size; None needs none."""
 
     def to_json(self) -> dict[str, Any]:
-        """What was fixed before anything was run."""
+        """The conditions that were fixed before anything was run."""
         return {
             "says": self.says,
             "source": self.source,
@@ -129,7 +129,7 @@ class Study:
     charts: Callable[[Settings, list[Paired]], tuple[Chart, ...]]
     """The charts, from the settings and what each seed measured."""
     data: str
-    """What it is trained or measured on, in words."""
+    """The data it is trained or measured on, in words."""
     regime: str
     """The sizes at which it was measured, beyond which it says nothing."""
     needs: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ class Study:
 
     @property
     def conditions_sha256(self) -> str:
-        """Of the file of conditions: equal exactly if nothing that was fixed has changed since."""
+        """SHA-256 of the file of conditions: equal exactly if nothing that was fixed has changed since."""
         return hashlib.sha256(self.conditions().encode()).hexdigest()
 
 
@@ -172,7 +172,7 @@ class Judged:
     high: float
     """Upper end."""
     p_value: float
-    """Of the decision, corrected for all tests of the study (Holm)."""
+    """The p-value of the decision, corrected for all tests of the study (Holm)."""
     holds: bool | None
     """Whether the mean lies within the bounds; None if the corrected p-value is above 0.05."""
 

@@ -235,5 +235,5 @@ class _ProgressCounter:
 
 @cache
 def _digest_of_text() -> str:
-    """Of the text of the standard library, on which many studies train."""
+    """SHA-256 of the text of the standard library, on which many studies train."""
     return corpus.read().digest

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 Measurement = Mapping[str, Any]
-"""What one arm measured with one seed: names -> numbers or lists, ready for JSON; None is no finite number."""
+"""The measurements of one arm with one seed: names -> numbers or lists, ready for JSON; None is no finite number."""
 
 Paired = Mapping[str, Measurement]
 """Name of an arm -> its measurement; all with one seed, so that differences between arms are paired."""

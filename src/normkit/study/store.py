@@ -103,11 +103,11 @@ class Store:
         }
 
     def checkpoint_folder(self, arm: str, seed: int) -> Path:
-        """Where an unfinished arm saves its training runs; it does not exist before the first is saved."""
+        """The folder of an unfinished arm's training runs; it does not exist before the first is saved."""
         return self.folder / "runs" / f"{self._names[arm]}-{seed}"
 
     def curve_folder(self, arm: str, seed: int) -> Path:
-        """Where an arm writes the curves of its training runs; it does not exist before the first is written."""
+        """The folder of the curves of an arm's training runs; it does not exist before the first is written."""
         return self.folder / "curves" / f"{self._names[arm]}-{seed}"
 
     def keep(self, arm: str, seed: int, finished: Finished) -> None:

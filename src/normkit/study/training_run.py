@@ -66,11 +66,11 @@ class Point:
     loss: float
     """Before the update."""
     learning_rate: float
-    """Of the update."""
+    """The learning rate of the update."""
     gradient_norm: float
     """Norm of all gradients together, before clipping."""
     observed: Mapping[str, Any] = field(default_factory=dict)
-    """What `Observe` returned."""
+    """The values that `Observe` returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class TrainingRun:
         return min(loss, first) if math.isfinite(loss) else first
 
     def observed(self, name: str) -> list[Any]:
-        """What was observed under a name, in the order of the steps that observed it."""
+        """The values observed under a name, in the order of their steps."""
         return [point.observed[name] for point in self.points if name in point.observed]
 
     def mean_of_last(self, count: int = 20) -> float:

@@ -51,7 +51,7 @@ class TransformerConfig:
     norm: NormLayer = specs.TORCH_LAYER_NORM
     """A spec, a function width -> layer, or None."""
     placement: Placement = "pre"
-    """Where the norm of a block is, a key of `PLACEMENTS`."""
+    """The placement of a block's norm, a key of `PLACEMENTS`."""
     final_norm: bool | None = None
     """A norm before the unembedding; None is the usual choice of the placement: yes, except for post and none."""
     query_key_norm: bool = False

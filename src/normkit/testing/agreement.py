@@ -95,7 +95,7 @@ def misfit(norm: NormUnderTest) -> Misfit | None:
 
 
 def _largest_gain(norm: NormUnderTest) -> int:
-    """Where in a sample, flattened, the largest gain acts."""
+    """The index in a sample, flattened, at which the largest gain acts."""
     if norm.weight is None:
         return 0
     weight = norm.spec.rows.aligned(norm.weight.double().abs(), torch.empty(norm.shape, device="meta"))

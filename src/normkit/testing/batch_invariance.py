@@ -36,7 +36,7 @@ class BitChange:
     """A surrounding in which a sample of a batch has other bits than alone."""
 
     surrounding: str
-    """What is beside it, in words."""
+    """The samples beside it, in words."""
     path: str
     """The innermost module whose input has the same bits and whose output has not; "" for the model itself."""
     class_name: str
@@ -106,7 +106,7 @@ def assert_batch_invariant(model: nn.Module, batch: Any) -> None:
 
 
 def bit_changes(model: nn.Module, batch: Any) -> tuple[BitChange, ...]:
-    """What `assert_batch_invariant` would raise, as a tuple: one for each surrounding; empty if all bits stay.
+    """The changes that `assert_batch_invariant` would raise: one for each surrounding; empty if all bits stay.
 
     Example:
         >>> bit_changes(nn.Tanh(), torch.randn(3, 4))
@@ -135,7 +135,7 @@ def bit_changes(model: nn.Module, batch: Any) -> tuple[BitChange, ...]:
 
 @dataclass(kw_only=True, eq=False)
 class _Call:
-    """What went through one call of a module for one sample: digests of its bits."""
+    """The inputs and outputs of one call of a module for one sample, as digests of their bits."""
 
     path: str
     parent: tuple[str, int] | None

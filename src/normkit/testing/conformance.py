@@ -102,7 +102,7 @@ def violations(
     batch_invariant: bool = False,
     skip: Collection[str] = (),
 ) -> tuple[Violation, ...]:
-    """What `assert_conforms` would raise, as a tuple, the cause first; empty for a norm that conforms.
+    """The violations that `assert_conforms` would raise, the cause first; empty for a norm that conforms.
 
     Example:
         >>> from normkit import specs

@@ -19,7 +19,7 @@ SUMS: dict[ResidualSum, str] = {
     "rounded": "the sum rounded to the residual's dtype before the statistics",
     "wide": "the statistics of the sum in float32, before it is rounded",
 }
-"""What is normalized, in words."""
+"""The normalized quantity, in words."""
 
 _SAMPLES = 64
 _RESIDUAL = 3.0
@@ -89,7 +89,7 @@ def violations(norm: NormUnderTest, addition: Addition) -> Iterator[Violation]:
             confirm=confirm,
         )
     yield from _of_sum(norm, y, x, residual, addition.asked, confirm)
-    # What is no sum at all has the dtype of what it is.
+    # Only a true sum is tried: any other tensor keeps the dtype that it has.
     if norm.is_half and share >= agreement.MATCHED:
         try:
             _, left = addition.of(norm, x, residual.float())

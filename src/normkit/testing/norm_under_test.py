@@ -169,9 +169,9 @@ class NormUnderTest:
     spec: NormSpec
     """The spec that it is compared with."""
     dtype: torch.dtype
-    """Of inputs; parameters may have another."""
+    """Dtype of inputs; parameters may have another."""
     shape: tuple[int, ...]
-    """Of an input, the batch first."""
+    """Shape of an input, the batch first."""
     weight: Tensor | None
     """The spec's weight on the CPU."""
     bias: Tensor | None
@@ -189,7 +189,7 @@ class NormUnderTest:
 
     @property
     def device(self) -> torch.device:
-        """Where the copy is."""
+        """The device of the copy."""
         return self.specimen.device
 
     @property

@@ -17,7 +17,7 @@ class DifferenceError(AssertionError):
         """All that was found, level by level."""
 
     def __str__(self) -> str:
-        """What differs and where, then where the first difference of the two runs is born."""
+        """The differences and their places, then the place of the first difference of the two runs."""
         from normkit.comparison.report import describe_comparison
 
         section = describe_comparison(self.comparison)

@@ -47,9 +47,9 @@ class Violation:
     check: str
     """The name of the check, one of `CHECKS`."""
     expected: str
-    """What the spec asks for."""
+    """The behaviour that the spec asks for."""
     found: str
-    """What the norm does."""
+    """The norm's behaviour."""
     confirm: str
     """How to see it by hand."""
 
@@ -65,12 +65,12 @@ class ConformanceError(AssertionError):
         super().__init__(name, spec, tuple(violations))
         self.name = name
         self.spec = spec
-        """What it should compute."""
+        """The formula that it should compute."""
         self.violations = tuple(violations)
         """In what way it does not, the cause first."""
 
     def __str__(self) -> str:
-        """What was expected, then one line per violation, then the way to leave one out."""
+        """The expected formula, then one line per violation, then the way to leave one out."""
         names = ", ".join(repr(violation.check) for violation in self.violations)
         lines = [f"{self.name} is not {self.spec}", *(f"  {violation}" for violation in self.violations)]
         return "\n".join([*lines, f"  (a check is left out by its name: skip=({names},))"])

@@ -136,7 +136,7 @@ def _norm(
 
 def _is_of_norms(finding: Finding, sites: Sequence[Site], training: Training) -> bool:
     if finding.rule == "E3" and training.origin is not None and training.broken:
-        # What a norm's own gain or bias held came with no input.
+        # A bad number in a norm's own gain or bias came with no input.
         at = training.origin.path
         if any(site.path == at for site in sites) and any(name.rpartition(".")[0] == at for name in training.broken):
             return True

@@ -1,4 +1,4 @@
-"""What the callbacks of `transformers.Trainer` and of Lightning share: options of a watch, and what it has found."""
+"""The common part of the callbacks of `transformers.Trainer` and of Lightning: options and findings of a watch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WatchingCallback:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is wrong as far as has been measured, worst first."""
+        """The faults as far as has been measured, worst first."""
         return self.inspection().findings
 
     def inspection(self) -> Inspection:

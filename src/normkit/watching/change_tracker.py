@@ -1,4 +1,4 @@
-"""What changes between steps: updates, changes that no optimizer made, norms, blocks and gradients that stop."""
+"""Changes between steps: updates, changes that no optimizer made, norms, blocks and gradients that stop."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Presence:
 
 
 class ChangeTracker:
-    """What changes in a run."""
+    """The changes of a run between steps."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []

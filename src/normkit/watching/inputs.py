@@ -1,4 +1,4 @@
-"""What a model is fed in a step: a digest of its batch, its range, and how its labels follow from it.
+"""The input of a model in a step: a digest of its batch, its range, and how its labels follow from it.
 
 Labels are seen wherever the loss is computed: the gradient of a cross-entropy with respect to a row of logits is its
 softmax less 1 at the label. So its lowest entry is at the label and is half of its 1-norm, and its sum is 0.

@@ -1,4 +1,4 @@
-"""What a training loop does with complete gradients: clips them, hands them to an optimizer, or skips the step."""
+"""The use of complete gradients by a training loop: it clips them, hands them to an optimizer, or skips the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a break began: with what was done to the run, else with the first quantity that left its past range."""
+"""The beginning of a break: an action on the run, else the first quantity that left its past range."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KINDS: dict[Quantity, OriginKind] = {
 
 
 def origin(training: Training) -> Origin | None:
-    """Where a run began to break, or None where nothing moved.
+    """The step and the place where a run began to break, or None where nothing moved.
 
     What was done to the run counts first, if it came before the break: wrong data, a parameter that was changed by no
     optimizer, a norm or block that stopped, a learning rate that rose at once. Then, in this order: a value that is not
@@ -91,7 +91,7 @@ def _moved(training: Training) -> tuple[Origin | None, float]:
 
 
 def _done(training: Training) -> Iterator[Origin]:
-    """What was done to the run, whether or not a break followed."""
+    """The actions on the run, whether or not a break followed."""
     for flaw in grave(training):
         yield Origin(kind="input data", step=flaw.step, path="", detail=flaw.measured)
     sites = {parameter.path: parameter.site for parameter in training.parameters}

@@ -146,7 +146,7 @@ class ManyRanks(Ranks):
         self._pending: list[_Gathered] = []
 
     def shares(self, count: int) -> list[float]:
-        """Of each parameter, 1 over the number of processes that hold the same part of it."""
+        """For each parameter 1 over the number of processes that hold the same part of it."""
         assert count == len(self._shares)
         return self._shares
 

@@ -48,9 +48,9 @@ class Rendezvous:
         self.is_first = is_first
         """This process reports."""
         self.folder = ""
-        """Where it reports, within the folder for reports."""
+        """The folder of its reports, within the folder for reports."""
         self.remarks = remarks
-        """What could not be done, in one line each."""
+        """The steps that could not be done, one line each."""
 
     def common_batch(self, model: nn.Module, batch: Batch) -> Batch:
         """The batch with which all processes of the same model survey it: that of the first that has rows."""

@@ -1,4 +1,4 @@
-"""What a watch says, each thing once, and the files that it writes."""
+"""The messages of a watch, each once, and the files that it writes."""
 
 from __future__ import annotations
 

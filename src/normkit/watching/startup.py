@@ -50,18 +50,18 @@ _BESIDE_OTHERS = 0.05
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WatchedModel:
-    """What is known of a model before its first step."""
+    """The facts about a model before its first step."""
 
     model: nn.Module
     """The model without its wrappers."""
     structure: Structure | None = None
-    """What it is made of; None if that could not be found."""
+    """The structure of the model; None if it could not be found."""
     vocabulary: int = 0
     """Tokens that it embeds, or 0."""
     baseline: Baseline | None = None
-    """What it is meant to be."""
+    """The declared intent."""
     intent: Intent | None = None
-    """What the stock class of its config computes."""
+    """The formulas of the stock class of its config."""
     shared: Mapping[str, Sharing] = field(default_factory=dict)
     """Norms that serve several places, by path."""
     gradient_errors: Mapping[str, GradientErrors] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class WatchedModel:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Startup:
-    """What a watch has once it has begun."""
+    """The parts of a watch that has begun."""
 
     watched: WatchedModel
     recorder: StepRecorder | None
@@ -80,11 +80,11 @@ class Startup:
     is_reporting: bool
     """Whether this process speaks and writes."""
     folder: str
-    """Where it writes, within the folder for reports."""
+    """The folder that it writes to, within the folder for reports."""
     observer: str
-    """What the watch proved of itself, or ""."""
+    """The result of the watch's check of itself, or ""."""
     remarks: tuple[str, ...]
-    """What could not be watched, and why."""
+    """The parts that could not be watched, and why."""
 
 
 def start_up(
@@ -169,7 +169,7 @@ def start_up(
 
 
 def _without_sites(others: Sequence[str]) -> str:
-    """What is watched in a model whose norms, if there are any, no spec describes."""
+    """The instruments for a model whose norms, if there are any, no spec describes."""
     norms = (
         f"no spec describes the model's {counted(len(others), 'norm')} ({listed(others, 1)}): they were tried with "
         "random rows, and the rows of the run are not measured"

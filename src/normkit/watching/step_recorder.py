@@ -31,7 +31,7 @@ from normkit.watching.parameters import (
 from normkit.watching.ranks import AsyncCopy, CopyQueue, Ranks, ShardedParameters
 
 STEP_RECORD = ("loss", "squares", "bad place", "bad parameter", "seen", *INPUTS)
-"""What is sent at every step: the loss, the sum of squares of all gradients that this process holds, the first place
+"""The values sent at every step: the loss, the sum of squares of all gradients that this process holds, the first place
 and the first parameter with NaN or infinity (-1: none), how many places were seen, and what the model was fed."""
 
 _MOST_STEPS = 256
@@ -86,7 +86,7 @@ class StepRecorder:
         self.step_records = CopyQueue()
         """`STEP_RECORD` of each step."""
         self.reports = CopyQueue()
-        """Of each measured step the packed tables of all processes."""
+        """The packed tables of all processes for each measured step."""
         self.instruments = Instruments(model, self.layout, self.tables)
         self.batch_norms = RunStatistics(model, structure.others, self.instruments)
         self.modulations = RunModulations(model, readers or {}, self.instruments)
@@ -108,7 +108,7 @@ class StepRecorder:
 
     @property
     def failures(self) -> Failures:
-        """What could not be measured."""
+        """The measurements that failed."""
         return self.instruments.failures
 
     @property

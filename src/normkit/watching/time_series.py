@@ -1,4 +1,4 @@
-"""What a watch knows so far, on the host: series over the steps, the last report, and whether something broke."""
+"""The state of a watch on the host: series over the steps, the last report, and whether something broke."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunHistory:
         self.reports = 0
         """Number of reports so far."""
         self.reason, self.reason_step = "", -1
-        """What broke, or "" while nothing did; the step in which that was noticed."""
+        """The break, or "" while there is none, and the step in which it was noticed."""
         self.place = ""
         """Path of the first place with NaN or infinity, or ""."""
         self.parameters: tuple[Parameter, ...] = ()
@@ -182,7 +182,7 @@ class RunHistory:
             if step in self.skipped:
                 continue
             if not recorder.is_alone:
-                # What all processes together measured.
+                # The measurements of all processes together.
                 loss, squares, bad = line[1] / line[0], sum(line[2:]), float(tables["bad places"][step % window])
                 if math.isfinite(bad):
                     self._add_bad("non-finite", step, recorder.layout.path_of(round(-bad)), recorder)

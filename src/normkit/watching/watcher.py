@@ -304,7 +304,7 @@ class Watch:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is wrong as far as has been measured, worst first."""
+        """The faults as far as has been measured, worst first."""
         return self.inspection().findings
 
     def inspection(self) -> Inspection:

@@ -167,7 +167,7 @@ def describe(inspection: Inspection) -> Report:
 
 
 def _rows(inspection: Inspection) -> str:
-    """What the norms see of images or of sound; nothing where all see tokens."""
+    """The unit that the norms see of images or of sound; nothing where all see tokens."""
     kinds = Counter(site.row for site in inspection.sites).most_common()
     if not kinds or kinds == [("token", len(inspection.sites))]:
         return ""

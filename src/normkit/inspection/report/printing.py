@@ -218,7 +218,7 @@ def _finding(found: Finding) -> RenderableType:
 
 
 def _run(report: Report, run: Section, steps: Section) -> RenderableType:
-    """What happened, where it began, the questions answered, what to change first."""
+    """The lines on the run: the event, its beginning, the questions answered, the first thing to change."""
     parts: list[RenderableType] = []
     if run.verdict and run.verdict.headline != report.verdict.headline:
         parts.append(answer(run.verdict))

@@ -27,7 +27,7 @@ RUN_METHOD = (
     "What began it is what was done to the run (its data, its parameters, its learning rate, a norm or block that "
     "stopped), else the number that left its own past first, or was not finite first.",
 )
-"""What was measured of a run, and how."""
+"""The measurements of a run and their method."""
 
 _MOST_ROWS = 12
 _TONES: dict[str, Tone] = {"yes": "warning", "no": "neutral", "unknown": "note"}
@@ -68,7 +68,7 @@ _COLUMNS = (
 
 
 def describe_run(training: Training, *, found: bool = False) -> Section:
-    """What happened; strings are not yet made safe to print.
+    """The events of a run; strings are not yet made safe to print.
 
     With `found`, a rule found more than a note, and a run in which nothing moved is not called good.
     """

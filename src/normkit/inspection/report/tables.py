@@ -261,7 +261,7 @@ def describe_foldedness(inspection: Inspection) -> Section | None:
     if names := found.oddly_centred:
         alike = list(dict.fromkeys(map(pattern, names))) if len(names) > 1 else names
         facts.append(Fact("centred oddly", _ODD.format(f"{shortened(alike)} {'are' if len(names) > 1 else 'is'}")))
-    # What can be neither folded nor centred as it is, and why.
+    # Norms that can be neither folded nor centred as they are, and why.
     reasons = [(norm.path, norm.reason) for norm in found.norms if _norm_state(norm) == "cannot be"]
     for each in found.sums:
         if each.reason and not all(writer.is_centred for writer in each.writers):

@@ -31,7 +31,7 @@ NUMBERS = [
 def kept_statistics(
     statistics, row, is_row, rows, CENTRE: tl.constexpr, EPS_PLACEMENT: tl.constexpr, WIDE: tl.constexpr
 ):
-    """What forward kept for each row: 1 / s, power, mean and remainder, s / root, and the rounding error of 1 / s."""
+    """The values that forward kept for each row: 1 / s, power, mean and remainder, s / root, and the error of 1 / s."""
     at = statistics + row
     inverse = tl.load(at, mask=is_row, other=0.0)
     at += rows

@@ -240,7 +240,7 @@ def normalize_long_rows(
         for first in range(0, N, BLOCK_N):
             at = first + column
             read_and_add(x, residual, new_residual, x_start + at, residual_start + at, new_start + at, at < N)
-        # What the other threads of this program have written.
+        # Wait for the numbers that the other threads of this program write.
         tl.debug_barrier()
         source, start = new_residual, new_start
     power = tl.full([1], 1.0, tl.float32)

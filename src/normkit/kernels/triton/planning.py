@@ -20,7 +20,7 @@ _LINES_OF_SUMS = 32
 
 
 class Layout(NamedTuple):
-    """Where the rows of tensors of one shape are in memory, with one stride or two, so that views are not copied.
+    """The places of rows of tensors of one shape in memory, with one stride or two, so that views are not copied.
 
     x of shape (a, b, n), strides (s, t, 1)  ->  row i * b + j begins at i * s + j * t
     """

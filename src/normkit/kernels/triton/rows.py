@@ -22,7 +22,7 @@ OUTSIDE = tl.constexpr(1)
 
 @triton.jit
 def row_offsets(row, inner, outer_stride, stride, ALIGNED: tl.constexpr, NESTED: tl.constexpr):
-    """Where rows begin, in elements: row = i * inner + j is at i * outer_stride + j * stride, in units of ALIGNED."""
+    """The first element of each row: row = i * inner + j is at i * outer_stride + j * stride, in units of ALIGNED."""
     if NESTED:
         return ((row // inner) * outer_stride + (row % inner) * stride) * ALIGNED
     return row * stride * ALIGNED

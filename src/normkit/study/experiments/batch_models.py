@@ -101,7 +101,7 @@ def _arm(kind: str, words: str, cost: float = 1.0, **choices: object) -> Arm:
 
 
 def measure(context: ArmContext, arm: Arm) -> Measurement:
-    """What the arm's kind measures."""
+    """The measurements of the arm's kind."""
     measures = {
         "MLP": perceptron,
         "CNN": convolutional,

@@ -1,4 +1,4 @@
-"""What the `kernels` package loads: normkit's layers."""
+"""The layers of normkit, as the `kernels` package loads them."""
 
 from normkit.hub_kernels import layers
 
