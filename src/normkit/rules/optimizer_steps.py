@@ -269,7 +269,7 @@ def large_updates(_facts: Facts, training: Training) -> Outcome:
 
 
 def _group(training: Training, steps: Sequence[int]) -> str:
-    """The group of parameters, if there are several, in which nearly all of the excess of these steps lies, in words."""
+    """The group of parameters in which nearly all of these steps' excess lies, in words; "" where there is but one."""
     excess: dict[int, float] = defaultdict(float)
     for parameter, step, ratio in judged_ratios(training):
         limit = GAIN_LIMIT if parameter.kind == "gain" else MEDIAN_LIMIT
