@@ -58,7 +58,7 @@ def extension() -> Extension:
         # The oldest torch that the library is to run with: 2.10.
         define_macros=[("TORCH_TARGET_VERSION", "0x020a000000000000")],
         # Instruction sets are chosen function by function, at run time; Python's own flags ask for debug symbols.
-        extra_compile_args=["-O3", "-std=c++20", "-ffp-contract=off", "-g0", "-fvisibility=hidden"],
+        extra_compile_args=["-O3", "-std=c++20", "-ffp-contract=off", "-fno-math-errno", "-g0", "-fvisibility=hidden"],
         # Conversions of float16 from libgcc.a, as older systems lack them in libgcc_s; csrc/symbols.cpp has the rest.
         extra_link_args=["-lgcc"] if sys.platform == "linux" else [],
         language="c++",

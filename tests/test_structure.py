@@ -120,7 +120,7 @@ EXTRA_TESTS = {
         f"kernels/test_{name}.py": "the numbers contract, whatever computes"
         for name in (
             *("forward_numbers", "backward_numbers", "added_numbers", "degenerate_rows", "layouts"),
-            *("odd_arguments", "paths", "conventions", "row_groups", "subnormal_numbers"),
+            *("odd_arguments", "paths", "conventions", "row_groups", "row_ends", "subnormal_numbers"),
         )
     },
     **{

@@ -20,7 +20,7 @@ namespace {
 struct Instructions {
     static constexpr int bytes = 32;
 
-    static constexpr bool converts_bfloat16 = false, is_for_bfloat16 = false;
+    static constexpr bool converts_bfloat16 = false, is_for_bfloat16 = false, masks = true;
 
     typedef uint32_t Words __attribute__((vector_size(bytes)));
 
@@ -39,6 +39,22 @@ struct Instructions {
     [[gnu::always_inline]] static __m256d fused(__m256d a, __m256d b, __m256d c) { return _mm256_fmadd_pd(a, b, c); }
     [[gnu::always_inline]] static __m256d widen(__m128 from) { return _mm256_cvtps_pd(from); }
     [[gnu::always_inline]] static __m128 narrow(__m256d from) { return _mm256_cvtpd_ps(from); }
+    // The first `count` numbers of a register, the others 0; nothing behind them is read.
+    [[gnu::always_inline]] static void load_some(const float* from, int64_t count, __m256& to) {
+        const __m256i number = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        to = _mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), number));
+    }
+    [[gnu::always_inline]] static void load_some(const double* from, int64_t count, __m256d& to) {
+        to = _mm256_maskload_pd(from, _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3)));
+    }
+    // `count` of sixteen numbers, by pairs and perhaps one more; the others become 0.
+    [[gnu::always_inline]] static void copy_some(uint16_t* to, const uint16_t* from, int64_t count) {
+        const __m256i number = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), pairs = _mm256_set1_epi32(count / 2);
+        const __m256i last = _mm256_set1_epi32(count % 2 ? from[count - 1] : 0);
+        __m256i some = _mm256_maskload_epi32(reinterpret_cast<const int*>(from), _mm256_cmpgt_epi32(pairs, number));
+        some = _mm256_or_si256(some, _mm256_and_si256(last, _mm256_cmpeq_epi32(pairs, number)));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), some);
+    }
     [[gnu::always_inline]] static void load(const uint16_t* from, __m256& to) {
         to = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     }

@@ -20,7 +20,7 @@ namespace normkit {
 namespace {
 
 struct Instructions : Avx512 {
-    static constexpr bool converts_bfloat16 = false, is_for_bfloat16 = false;
+    static constexpr bool converts_bfloat16 = false, is_for_bfloat16 = false, masks = false;
 };
 
 }  // namespace

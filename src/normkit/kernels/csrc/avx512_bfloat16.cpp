@@ -20,7 +20,7 @@ namespace normkit {
 namespace {
 
 struct Instructions : Avx512 {
-    static constexpr bool converts_bfloat16 = true, is_for_bfloat16 = true;
+    static constexpr bool converts_bfloat16 = true, is_for_bfloat16 = true, masks = false;
 
     // False if there are subnormal numbers, which the instruction would flush to zero.
     [[gnu::always_inline]] static bool store_bfloat16(uint16_t* to, const __m512& from) {

@@ -8,101 +8,12 @@
 // by column, so that gain, and the sums of its gradient, are read and written once for four rows.
 #pragma once
 
-#include "extreme.h"
-#include "kernels.h"
-#include "lanes.h"
+#include "alternating.h"
 #include "parameters.h"
-#include "sums.h"
+#include "row_terms.h"
 
 namespace normkit {
 namespace {
-
-// `RowTerms` in the arithmetic type; `whole_mean` and `whole_inverse` are not rounded to it.
-template <class A>
-struct RowGradient {
-    A mean, centre, slope, inverse;
-    A scale, scale_rest;  // together more digits than one has
-    double whole_mean, remainder, whole_inverse;
-};
-
-// Rows whose products might leave the arithmetic type.
-template <class A>
-inline bool is_extreme(double inverse) {
-    if (sizeof(A) == 8) return !(inverse <= 0x1p500 && inverse >= 0x1p-500);
-    return !(inverse <= 0x1p24 && inverse >= 0x1p-30);
-}
-
-// Too small for its digits to fit a float32.
-template <class A>
-inline bool is_lost(A value) {
-    return sizeof(A) == 4 && value != 0 && __builtin_fabs(value) < 0x1p-100;
-}
-
-// Sums of h and h * (x - mean).
-template <bool centred, class T, class D, class A>
-[[gnu::noinline]] Sums<2> gradient_sums(const T* x, const D* dy, const A* gains, A mean, int64_t n) {
-    auto h_at = [&](int64_t i, auto read) __attribute__((always_inline)) {
-        Lanes<A> h = read.template get<A>(dy + i);
-        if (gains) h = h * read.template get<A>(gains + i);
-        return h;
-    };
-    if constexpr (centred) {
-        return sum_over_row<A, 2>(n, [&](int64_t i, auto read, Lanes<A>* sums) {
-            Lanes<A> h = h_at(i, read);
-            sums[0] = sums[0] + h;
-            sums[1] = fused(h, read.get(x + i, mean) - Lanes<A>::all(mean), sums[1]);
-        });
-    } else {
-        auto sum = sum_over_row<A, 1>(n, [&](int64_t i, auto read, Lanes<A>* sums) {
-            sums[0] = fused(h_at(i, read), read.template get<A>(x + i), sums[0]);
-        });
-        return {0, sum.value[0]};
-    }
-}
-
-// What the columns of row r need.
-template <class T, class D>
-RowTerms row_terms(const Backward& task, const Arithmetic<T>* gains, int64_t r) {
-    using A = Arithmetic<T>;
-    const Norm& norm = task.norm;
-    const int64_t width = statistics_width(task.x_type);
-    const double* kept = task.statistics + r * width;
-    const double inverse = kept[width - 1], remainder = width == 3 ? kept[1] : 0;
-    RowTerms row;
-    row.is_extreme = is_extreme<A>(inverse);
-    if (row.is_extreme) return row;
-    row.mean = kept[0];
-    row.remainder = remainder;
-    row.inverse = inverse;
-    if (!task.dx) return row;
-    const A mean = kept[0];
-    const double left = (kept[0] - mean) + remainder;
-    const T* x = static_cast<const T*>(task.x) + task.x_rows.offset(r);
-    const D* dy = static_cast<const D*>(task.dy) + task.dy_rows.offset(r);
-    Sums<2> sums = norm.centred ? gradient_sums<true>(x, dy, gains, mean, norm.n)
-                                : gradient_sums<false>(x, dy, gains, mean, norm.n);
-    const double centre = norm.centred ? sums.value[0] / norm.n : 0;
-    const double product = sums.value[1] - left * sums.value[0];
-    const double ratio = norm.eps_placement == EpsPlacement::inside ? 1 : root_ratio(inverse, norm);
-    row.slope = ratio * product * inverse * inverse / norm.divisor;
-    row.centre = centre - left * row.slope;
-    row.scale = norm.multiplier * inverse;
-    row.is_extreme = is_lost<A>(centre) || is_lost<A>(row.slope);
-    return row;
-}
-
-// Four rows, or one of the last of a block.
-template <class T, class D>
-struct Tile {
-    const T* x[rows_at_once];
-    const D* dy[rows_at_once];
-    T* dx[rows_at_once];  // null where it is not wanted, or written already
-    const T* addend[rows_at_once];
-    RowGradient<Arithmetic<T>> row[rows_at_once];
-    // The rows of the next tile, which are fetched from memory meanwhile; null where there are none.
-    const T* next_x[rows_at_once];
-    const D* next_dy[rows_at_once];
-};
 
 // Sums over the rows of a block so far; null where they are not wanted. The first tile begins them.
 struct BlockSums {
@@ -111,149 +22,149 @@ struct BlockSums {
     bool is_first;
 };
 
+// How columns of four usual rows are taken, or of any rows. Alternating: as their even and their odd numbers.
+enum class Way { usual, alternating, any };
+
 // `width` sixteens of columns of `count` rows from row `first` on. S is the type in which rows are added up.
-template <class S, int width, class T, class D, class Read>
+template <class S, int width, Way way, class T, class D, class Read>
 [[gnu::always_inline]] inline void tile_columns(const Tile<T, D>& tile, bool centred, int first, int count,
                                                 const Arithmetic<T>* gains, const BlockSums& sums, int64_t start,
                                                 Read read) {
     using A = Arithmetic<T>;
+    constexpr bool alternating = way == Way::alternating;
     const bool wants_sums = sums.dgain || sums.dbias;
-    Lanes<A> gain[width], dx[rows_at_once][width] = {};
+    const RowGradients<A>& rows = tile.rows;
+    auto at = [&]<class As>(As, const auto* from, int w) __attribute__((always_inline)) {
+        if constexpr (alternating) return alternate<As>(from + start, w);
+        else return read.template get<As>(from + start + w * lanes);
+    };
+    Lanes<A> gain[width], of_row[rows_at_once][width];
     Lanes<S> of_gain[width], of_bias[width];
 #pragma GCC unroll 2
     for (int w = 0; w < width; ++w) {
-        const int64_t i = start + w * lanes;
-        gain[w] = gains ? read.template get<A>(gains + i) : Lanes<A>::all(1);
+        gain[w] = gains ? at(A(), gains, w) : Lanes<A>::all(1);
         of_gain[w] = of_bias[w] = Lanes<S>::all(0);
+    }
 #pragma GCC unroll unrolled_rows
-        for (int r = first; r < first + count; ++r) {
-            const RowGradient<A>& row = tile.row[r];
-            const Lanes<A> dy = read.template get<A>(tile.dy[r] + i);
-            Lanes<A> d = read.template get<A>(tile.x[r] + i);
+    for (int r = first; r < first + count; ++r) {
+        auto& dx = of_row[r - first];
+#pragma GCC unroll 2
+        for (int w = 0; w < width; ++w) {
+            const Lanes<A> dy = at(A(), tile.dy[r], w);
+            Lanes<A> d = at(A(), tile.x[r], w);
             if (wants_sums) {
                 if constexpr (std::is_same_v<S, A> && sizeof(A) == 4) {
-                    Lanes<A> z = centred ? d - Lanes<A>::all(row.mean) : d;
-                    of_gain[w] = fused(dy, z * Lanes<A>::all(row.inverse), of_gain[w]);
+                    Lanes<A> z = centred ? d - Lanes<A>::all(rows.mean[r]) : d;
+                    of_gain[w] = fused(dy, z * Lanes<A>::all(rows.inverse[r]), of_gain[w]);
                     if (centred) of_bias[w] = of_bias[w] + dy;
                 } else {
-                    const Lanes<S> wide = read.template get<S>(tile.dy[r] + i);
-                    Lanes<S> z = read.template get<S>(tile.x[r] + i);
-                    if (centred) z = z - Lanes<S>::all(row.whole_mean);
-                    if (centred && sizeof(A) == 8) z = z - Lanes<S>::all(row.remainder);
-                    of_gain[w] = fused(wide, z * Lanes<S>::all(row.whole_inverse), of_gain[w]);
+                    const Lanes<S> wide = at(S(), tile.dy[r], w);
+                    Lanes<S> z = at(S(), tile.x[r], w);
+                    if (centred) z = z - Lanes<S>::all(rows.whole_mean[r]);
+                    if (centred && sizeof(A) == 8) z = z - Lanes<S>::all(rows.remainder[r]);
+                    of_gain[w] = fused(wide, z * Lanes<S>::all(rows.whole_inverse[r]), of_gain[w]);
                     if (centred) of_bias[w] = of_bias[w] + wide;
                 }
             }
             Lanes<A> whole;
             if (centred) {
                 // Not fused with the product: h less its own mean is 0 where it should be.
-                d = d - Lanes<A>::all(row.mean);
-                whole = dy * gain[w] - fused(d, Lanes<A>::all(row.slope), Lanes<A>::all(row.centre));
+                d = d - Lanes<A>::all(rows.mean[r]);
+                whole = dy * gain[w] - fused(d, Lanes<A>::all(rows.slope[r]), Lanes<A>::all(rows.centre[r]));
             } else {
-                whole = fused(dy, gain[w], d * Lanes<A>::all(-row.slope));
+                whole = fused(dy, gain[w], d * Lanes<A>::all(rows.minus_slope[r]));
             }
-            Lanes<A>& result = dx[r - first][w];
             if constexpr (sizeof(T) == 4) {
-                result = fused(whole, Lanes<A>::all(row.scale), whole * Lanes<A>::all(row.scale_rest));
+                dx[w] = fused(whole, Lanes<A>::all(rows.scale[r]), whole * Lanes<A>::all(rows.scale_rest[r]));
             } else {
-                result = whole * Lanes<A>::all(row.scale);
+                dx[w] = whole * Lanes<A>::all(rows.scale[r]);
             }
-            if (tile.addend[r]) result = result + read.template get<A>(tile.addend[r] + i);
+            if (tile.addend[r]) dx[w] = dx[w] + at(A(), tile.addend[r], w);
+        }
+        if constexpr (alternating) {
+            if (tile.dx[r]) store_alternate(tile.dx[r] + start, dx[0], dx[1], tile.may_be_nan);
         }
     }
+    // Not each behind its row, if registers suffice: where rows are a multiple of 4 KB apart, the CPU takes the next row's
+    // loads for readings of what was just stored.
 #pragma GCC unroll unrolled_rows
-    for (int r = first; r < first + count; ++r) {
-        if (tile.next_x[r]) {
+    for (int r = first; r < first + count && !alternating; ++r) {
+        const auto& dx = of_row[r - first];
+        // Of usual rows all are wanted, or none.
+        if (!tile.dx[way == Way::any ? r : first]) continue;
+        if constexpr (width == 2) store_two(tile.dx[r] + start, dx[0], dx[1]);
+        else read.put(tile.dx[r] + start, dx[0]);
+    }
+    if (tile.is_next) {
+        for (int r = first; r < first + count; ++r) {
             __builtin_prefetch(tile.next_x[r] + start, 0, 2);
             __builtin_prefetch(tile.next_dy[r] + start, 0, 2);
         }
-        if (!tile.dx[r]) continue;
-        if constexpr (width == 2) store_two(tile.dx[r] + start, dx[r - first][0], dx[r - first][1]);
-        else read.put(tile.dx[r] + start, dx[r - first][0]);
     }
-    auto keep = [&](double* sum, const Lanes<S>& term) __attribute__((always_inline)) {
-        const Lanes<double> wide = widened(term);
+    auto keep = [&](double* to, const Lanes<S>* terms, int w) __attribute__((always_inline)) {
+        double* sum = to + start + w * lanes;
+        Lanes<double> wide;
+        if constexpr (alternating) wide = widened(in_order(terms[0], terms[1], w));
+        else wide = widened(terms[w]);
         read.put(sum, sums.is_first && first == 0 ? wide : read.template get<double>(sum) + wide);
     };
     for (int w = 0; w < width; ++w) {
-        if (sums.dgain) keep(sums.dgain + start + w * lanes, of_gain[w]);
-        if (sums.dbias) keep(sums.dbias + start + w * lanes, of_bias[w]);
+        if (sums.dgain) keep(sums.dgain, of_gain, w);
+        if (sums.dbias) keep(sums.dbias, of_bias, w);
     }
 }
 
-// As many columns of four rows as whole registers take; where they end.
-template <bool centred, class S, class T, class D>
-[[gnu::noinline]] int64_t tile_most(const Tile<T, D>& tile, const Arithmetic<T>* gains, const BlockSums& sums,
-                                    Columns columns) {
-    constexpr int width = sizeof(T) == 2 ? 2 : 1;
+// As many columns of four usual rows, or of one, as whole registers take; where they end.
+template <bool centred, int count, class S, class T, class D>
+[[gnu::noinline]] int64_t tile_most(const Tile<T, D>& tile, int first, const Arithmetic<T>* gains,
+                                    const BlockSums& sums, Columns columns) {
+    constexpr bool is_alternating = alternates<T, D> && std::is_same_v<S, float> && count == rows_at_once;
+    constexpr Way way = is_alternating ? Way::alternating : Way::usual;
+    constexpr int width = way == Way::alternating || (sizeof(T) == 2 && Instructions::converts_bfloat16) ? 2 : 1;
     int64_t i = columns.begin;
     for (; i + width * lanes <= columns.end; i += width * lanes) {
-        tile_columns<S, width>(tile, centred, 0, rows_at_once, gains, sums, i, Whole{});
+        tile_columns<S, width, way>(tile, centred, first, count, gains, sums, i, Whole{});
     }
     return i;
 }
 
 // Any number of rows, one by one, or of all four what `tile_most` leaves.
 template <class S, class T, class D>
-[[gnu::noinline]] void tile_rest(const Tile<T, D>& tile, bool centred, int count, const Arithmetic<T>* gains,
-                                 const BlockSums& sums, Columns columns) {
-    const int together = count == rows_at_once ? rows_at_once : 1;
+[[gnu::noinline]] void tile_rest(const Tile<T, D>& tile, bool centred, const Arithmetic<T>* gains, const BlockSums& sums,
+                                 Columns columns) {
+    const int together = tile.count == rows_at_once ? rows_at_once : 1;
     by_sixteens(columns.begin, columns.end, [&](int64_t i, auto read) {
-        for (int r = 0; r < count; r += together) {
-            tile_columns<S, 1>(tile, centred, r, together, gains, sums, i, read);
+        for (int r = 0; r < tile.count; r += together) {
+            tile_columns<S, 1, Way::any>(tile, centred, r, together, gains, sums, i, read);
         }
     });
 }
 
 template <class S, class T, class D>
-void tile_by(const Tile<T, D>& tile, bool centred, int count, const Arithmetic<T>* gains, const BlockSums& sums,
-             Columns columns) {
-    if (count == rows_at_once) {
-        columns.begin = centred ? tile_most<true, S>(tile, gains, sums, columns)
-                                : tile_most<false, S>(tile, gains, sums, columns);
+void tile_by(const Tile<T, D>& tile, bool centred, const Arithmetic<T>* gains, const BlockSums& sums, Columns columns) {
+    int64_t done = columns.begin;
+    if (tile.is_usual && tile.count == rows_at_once) {
+        done = centred ? tile_most<true, rows_at_once, S>(tile, 0, gains, sums, columns)
+                       : tile_most<false, rows_at_once, S>(tile, 0, gains, sums, columns);
+    } else if (tile.is_usual) {
+        for (int r = 0; r < tile.count; ++r) {
+            done = centred ? tile_most<true, 1, S>(tile, r, gains, sums, columns)
+                           : tile_most<false, 1, S>(tile, r, gains, sums, columns);
+        }
     }
-    tile_rest<S>(tile, centred, count, gains, sums, columns);
+    columns.begin = done;
+    if (columns.begin < columns.end) tile_rest<S>(tile, centred, gains, sums, columns);
 }
 
-// Short rows are fetched by the CPU itself, and long ones must leave the second cache room for those in work.
-constexpr int64_t least_bytes_ahead = 6144, most_bytes_ahead = 65536;
-
-// Some columns of one tile: rows first <= r < last of a block, whose terms are given.
+// Some columns of one tile.
 template <class T, class D>
-void tile_rows(const Backward& task, const Arithmetic<T>* gains, const BlockSums& sums, int64_t first, int64_t last,
-               const RowTerms* terms, Columns columns) {
-    using A = Arithmetic<T>;
-    const int64_t bytes = task.norm.n * static_cast<int64_t>(sizeof(T));
-    const bool fetches = bytes >= least_bytes_ahead && bytes <= most_bytes_ahead;
-    auto x_at = [&](int64_t r) { return static_cast<const T*>(task.x) + task.x_rows.offset(r); };
-    auto dy_at = [&](int64_t r) { return static_cast<const D*>(task.dy) + task.dy_rows.offset(r); };
-    Tile<T, D> tile;
-    for (int64_t r = first; r < last; ++r) {
-        const int64_t k = r - first;
-        RowTerms row = terms[k];
-        tile.x[k] = x_at(r);
-        tile.dy[k] = dy_at(r);
-        tile.dx[k] = task.dx ? static_cast<T*>(task.dx) + task.dx_rows.offset(r) : nullptr;
-        tile.addend[k] = task.addend ? static_cast<const T*>(task.addend) + task.addend_rows.offset(r) : nullptr;
-        const bool is_next = fetches && r + rows_at_once < task.rows;
-        tile.next_x[k] = is_next ? x_at(r + rows_at_once) : nullptr;
-        tile.next_dy[k] = is_next ? dy_at(r + rows_at_once) : nullptr;
-        if (row.is_extreme) {
-            // Of such a row the columns take no more than its part of dbias.
-            row = {};
-            tile.dx[k] = nullptr;
-        }
-        const A scale = row.scale;
-        tile.row[k] = {static_cast<A>(row.mean), static_cast<A>(row.centre), static_cast<A>(row.slope),
-                       static_cast<A>(row.inverse), scale, static_cast<A>(row.scale - scale), row.mean, row.remainder,
-                       row.inverse};
-    }
+void tile_rows(const Backward& task, const Arithmetic<T>* gains, const BlockSums& sums, const Tile<T, D>& tile,
+               Columns columns) {
     const bool centred = task.norm.centred || sums.dbias;
-    const int count = last - first;
     if constexpr (sizeof(T) == 2 && std::is_same_v<T, D>) {
-        if (task.sums_in_float32) return tile_by<float>(tile, centred, count, gains, sums, columns);
+        if (task.sums_in_float32) return tile_by<float>(tile, centred, gains, sums, columns);
     }
-    tile_by<double>(tile, centred, count, gains, sums, columns);
+    tile_by<double>(tile, centred, gains, sums, columns);
 }
 
 inline BlockSums block_sums(const Backward& task, int64_t block, bool is_first) {
@@ -265,16 +176,27 @@ template <class T, class D>
 void backward_blocks(const Backward& task, int64_t first_block, int64_t last_block) {
     const Expanded<Arithmetic<T>> gain(task.norm.gain, task.norm.n);
     const int64_t in_block = rows_per_block(task.rows);
+    const int tiles = tiles_together(task.norm.n * sizeof(T));
     for (int64_t block = first_block; block < last_block; ++block) {
         const int64_t begin = block * in_block, end = begin + in_block < task.rows ? begin + in_block : task.rows;
-        for (int64_t first = begin; first < end; first += rows_at_once) {
-            const int64_t last = first + rows_at_once < end ? first + rows_at_once : end;
-            const BlockSums sums = block_sums(task, block, first == begin);
-            RowTerms terms[rows_at_once];
-            for (int64_t r = first; r < last; ++r) terms[r - first] = row_terms<T, D>(task, gain.values(), r);
-            tile_rows<T, D>(task, gain.values(), sums, first, last, terms, {0, task.norm.n});
-            for (int64_t r = first; r < last; ++r) {
-                if (terms[r - first].is_extreme) extreme_gradient(task, gain.values(), r, sums.dgain);
+        for (int64_t first = begin; first < end; first += tiles * rows_at_once) {
+            Tile<T, D> tile[most_tiles];
+            int count = 0;
+            for (int64_t at = first; at < end && count < tiles; at += rows_at_once, ++count) {
+                const int64_t last = at + rows_at_once < end ? at + rows_at_once : end;
+                place_tile(task, at, last, tile[count]);
+                if (last - at == rows_at_once && four_terms(task, gain.values(), at, tile[count])) continue;
+                RowTerms terms[rows_at_once];
+                for (int64_t r = at; r < last; ++r) terms[r - at] = row_terms<T, D>(task, gain.values(), r);
+                set_tile(terms, tile[count]);
+            }
+            for (int k = 0; k < count; ++k) {
+                const int64_t at = first + k * rows_at_once;
+                const BlockSums sums = block_sums(task, block, at == begin);
+                tile_rows(task, gain.values(), sums, tile[k], {0, task.norm.n});
+                for (int r = 0; r < tile[k].count; ++r) {
+                    if (tile[k].is_extreme[r]) extreme_gradient(task, gain.values(), at + r, sums.dgain);
+                }
             }
         }
     }
@@ -291,7 +213,10 @@ void backward_columns(const Backward& task, const RowTerms* terms, Columns colum
     const Expanded<Arithmetic<T>> gain(task.norm.gain, task.norm.n);
     for (int64_t first = 0; first < task.rows; first += rows_at_once) {
         const int64_t last = first + rows_at_once < task.rows ? first + rows_at_once : task.rows;
-        tile_rows<T, D>(task, gain.values(), block_sums(task, 0, first == 0), first, last, terms + first, columns);
+        Tile<T, D> tile;
+        place_tile(task, first, last, tile);
+        set_tile(terms + first, tile);
+        tile_rows(task, gain.values(), block_sums(task, 0, first == 0), tile, columns);
     }
 }
 

@@ -168,6 +168,12 @@ struct Turning {
 // The kernels take up to so many rows together.
 constexpr int rows_at_once = 4;
 
+// Tiles of so many rows that are all measured before the first of them is written: several where rows are short, so that
+// the CPU need not wait for a row's scale.
+constexpr int most_tiles = 4;
+
+constexpr int tiles_together(int64_t row_bytes) { return row_bytes <= 1024 ? most_tiles : 1; }
+
 constexpr int64_t least_block = 16;
 constexpr int64_t most_blocks = 32;
 

@@ -202,22 +202,62 @@ template <class A, class T>
     }
 }
 
+// Fewer than sixteen elements. In pieces of known sizes: a call of memcpy takes longer than all else that a short row needs.
+template <class T>
+[[gnu::always_inline]] inline void copy_some(T* to, const T* from, int64_t count) {
+    auto copy = [&]<int size>(std::integral_constant<int, size>) __attribute__((always_inline)) {
+        if (!(count & size)) return;
+        __builtin_memcpy(to, from, size * sizeof(T));
+        to += size;
+        from += size;
+    };
+    copy(std::integral_constant<int, 8>());
+    copy(std::integral_constant<int, 4>());
+    copy(std::integral_constant<int, 2>());
+    copy(std::integral_constant<int, 1>());
+}
+
 // The first `count` elements; the other lanes hold `filler`.
+template <class A, class T, class Set = Instructions>
+[[gnu::always_inline]] inline Lanes<A> load_some(const T* from, int64_t count, A filler) {
+    using Number = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
+    typedef Number Numbers __attribute__((vector_size(Instructions::bytes)));
+    Lanes<A> to;
+    if constexpr (Set::masks && sizeof(T) == sizeof(A)) {
+        for (int i = 0; i < Lanes<A>::registers; ++i) {
+            Set::load_some(from + i * Lanes<A>::in_register, count - i * Lanes<A>::in_register, to.part[i]);
+        }
+    } else {
+        T some[lanes] = {};
+        if constexpr (Set::masks && sizeof(T) == 2) Set::copy_some(&some->bits, &from->bits, count);
+        else copy_some(some, from, count);
+        to = load<A>(some);
+    }
+    if (__builtin_constant_p(filler == 0) && filler == 0) return to;
+    for (int i = 0; i < Lanes<A>::registers; ++i) {
+        Numbers number;
+        for (int k = 0; k < Lanes<A>::in_register; ++k) number[k] = i * Lanes<A>::in_register + k;
+        to.part[i] = number < static_cast<Number>(count) ? to.part[i] : filler - typename Lanes<A>::Register{};
+    }
+    return to;
+}
+
 template <class A, class T>
-[[gnu::noinline]] Lanes<A> load(const T* from, int64_t count, A filler) {
-    T some[lanes] = {};
-    __builtin_memcpy(some, from, count * sizeof(T));
-    A wide[lanes];
-    store(wide, load<A>(some));
-    for (int64_t i = count; i < lanes; ++i) wide[i] = filler;
-    return load<A>(wide);
+[[gnu::noinline]] Lanes<A> load_by_call(const T* from, int64_t count, A filler) {
+    return load_some<A>(from, count, filler);
+}
+
+template <class A, class T>
+[[gnu::always_inline]] inline Lanes<A> load(const T* from, int64_t count, A filler) {
+    if constexpr (Instructions::masks) return load_some<A>(from, count, filler);
+    else return load_by_call<A>(from, count, filler);
 }
 
 template <class A, class T>
 [[gnu::noinline]] void store(T* to, const Lanes<A>& from, int64_t count) {
     T some[lanes];
     store(some, from);
-    __builtin_memcpy(to, some, count * sizeof(T));
+    copy_some(to, some, count);
 }
 
 template <class T, class A>
@@ -249,15 +289,19 @@ template <>
     return result;
 }
 
-// The same of numbers that are no NaN.
+// To the nearest bfloat16, in the upper half of each word, of numbers that are no NaN.
+[[gnu::always_inline]] inline Words rounded_number_words(Native<float>::type value) {
+    Words words = same_bits<Words>(value);
+    return words + (0x7fff + ((words >> 16) & 1));
+}
+
+// `rounded` of numbers that are no NaN.
 template <class T>
 [[gnu::always_inline]] inline Lanes<float> rounded_number(const Lanes<float>& value) {
     if constexpr (!std::is_same_v<T, bfloat16>) return rounded<T>(value);
     Lanes<float> result;
     for (int i = 0; i < Lanes<float>::registers; ++i) {
-        Words words = same_bits<Words>(value.part[i]);
-        words += 0x7fff + ((words >> 16) & 1);
-        result.part[i] = same_bits<Native<float>::type>(words & 0xffff0000u);
+        result.part[i] = same_bits<Native<float>::type>(rounded_number_words(value.part[i]) & 0xffff0000u);
     }
     return result;
 }

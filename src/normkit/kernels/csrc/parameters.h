@@ -7,6 +7,7 @@
 
 #include "kernels.h"
 #include "lanes.h"
+#include "sums.h"
 
 namespace normkit {
 namespace {
@@ -51,6 +52,17 @@ class Expanded {
     std::unique_ptr<A[]> buffer_;
     const A* values_;
 };
+
+// Whether none of n numbers, if there are any, is NaN or infinite.
+template <class A>
+inline bool are_finite(const A* values, int64_t n) {
+    if (!values) return true;
+    Lanes<double> sum;
+    sum_over_row<A>(n, &sum, [&](int64_t i, auto read, Lanes<A>& sum) {
+        sum = fused(read.template get<A>(values + i), Lanes<A>::all(0), sum);
+    });
+    return total(sum) == 0;
+}
 
 }  // namespace
 }  // namespace normkit

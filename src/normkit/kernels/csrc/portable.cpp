@@ -21,7 +21,7 @@ struct Instructions {
     typedef double DoubleRegister __attribute__((vector_size(bytes)));
     typedef float HalfRegister __attribute__((vector_size(bytes / 2)));
 
-    static constexpr bool converts_bfloat16 = false, is_for_bfloat16 = false;
+    static constexpr bool converts_bfloat16 = false, is_for_bfloat16 = false, masks = false;
 
     typedef uint32_t Words __attribute__((vector_size(bytes)));
     typedef uint16_t Halves __attribute__((vector_size(bytes / 2)));

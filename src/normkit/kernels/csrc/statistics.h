@@ -40,34 +40,31 @@ inline bool is_trusted(double mean_square, double mean, const Norm& norm) {
     return inverse_scale(v, 1, norm);
 }
 
-template <class T>
-[[gnu::always_inline]] inline double square_sum(const T* x, int64_t n) {
-    using A = Arithmetic<T>;
-    return sum_over_row<A, 1>(n, [&](int64_t i, auto read, Lanes<A>* sums) {
-               Lanes<A> value = read.template any<A>(x + i);
-               sums[0] = fused(value, value, sums[0]);
-           }).value[0];
-}
-
 // Sums of x - pivot and its square.
 template <class T, class A>
-[[gnu::noinline]] Sums<2> deviation_sums(const T* x, int64_t n, A pivot) {
-    return sum_over_row<A, 2>(n, [&](int64_t i, auto read, Lanes<A>* sums) {
-        Lanes<A> deviation = read.any(x + i, pivot) - Lanes<A>::all(pivot);
-        sums[0] = sums[0] + deviation;
-        sums[1] = fused(deviation, deviation, sums[1]);
-    });
+[[gnu::noinline]] Sums deviation_sums(const T* x, int64_t n, A pivot) {
+    const Lanes<A> pivots = Lanes<A>::all(pivot);
+    Lanes<double> sums[2];
+    sum_over_row<A>(
+        n, sums, [&](int64_t i, auto read, Lanes<A>& sum) { sum = sum + (read.any(x + i, pivot) - pivots); },
+        [&](int64_t i, auto read, Lanes<A>& square) {
+            Lanes<A> deviation = read.any(x + i, pivot) - pivots;
+            square = fused(deviation, deviation, square);
+        });
+    return {total(sums[0]), total(sums[1])};
 }
 
 // Rows of zeros are padding, and common.
 template <class T>
 [[gnu::noinline]] bool is_zero(const T* x, int64_t n) {
     using A = Arithmetic<T>;
-    return sum_over_row<A, 1>(n, [&](int64_t i, auto read, Lanes<A>* sums) {
-               Lanes<A> value = read.template get<A>(x + i);
-               for (auto& part : value.part) part = part < 0 ? -part : part;
-               sums[0] = sums[0] + value;
-           }).value[0] == 0;
+    Lanes<double> sum;
+    sum_over_row<A>(n, &sum, [&](int64_t i, auto read, Lanes<A>& sum) {
+        Lanes<A> value = read.template get<A>(x + i);
+        for (auto& part : value.part) part = part < 0 ? -part : part;
+        sum = sum + value;
+    });
+    return total(sum) == 0;
 }
 
 template <class T>
@@ -76,22 +73,21 @@ template <class T>
     return extreme_scale(x, type, norm);
 }
 
+// From the sums of x, if the norm centres, and of x * x.
 template <class T>
-[[gnu::always_inline]] inline RowScale row_scale(const T* x, Type type, const Norm& norm) {
+[[gnu::noinline]] RowScale scale_of_sums(const T* x, Type type, const Norm& norm, double sum, double square) {
     using A = Arithmetic<T>;
-    int64_t n = norm.n;
+    const int64_t n = norm.n;
     if (!norm.centred) {
-        double square = square_sum(x, n);
         if (!is_trusted<A>(square / n, 0, norm)) return untrusted_scale(x, type, norm);
         return {0, 0, scale_of(square / norm.divisor, norm)};
     }
-    Sums<2> sums = sum_and_square(x, n);
-    double mean = sums.value[0] / n, v = sums.value[1] / n - mean * mean;
+    double mean = sum / n, v = square / n - mean * mean;
     A pivot = mean;
     double remainder = mean - pivot;
     // Where the mean is of the size of the deviations, the difference of squares loses nothing that shows.
     if (sizeof(A) == 8 || !(4 * v >= mean * mean)) {
-        sums = deviation_sums(x, n, pivot);
+        Sums sums = deviation_sums(x, n, pivot);
         // float64 has no wider type to take the mean in: its remainder is the mean of the deviations.
         if (sizeof(A) == 8) remainder = sums.value[0] / n;
         v = sums.value[1] / n - remainder * remainder;
@@ -99,6 +95,53 @@ template <class T>
     }
     if (!is_trusted<A>(v, pivot, norm)) return untrusted_scale(x, type, norm);
     return {pivot, remainder, scale_of(v * (n / norm.divisor), norm)};
+}
+
+template <class T>
+[[gnu::noinline]] RowScale row_scale(const T* x, Type type, const Norm& norm) {
+    Lanes<double> sums[2] = {Lanes<double>::all(0)};
+    if (norm.centred) sum_and_square_lanes(x, norm.n, sums);
+    else square_lanes(x, norm.n, sums + 1);
+    return scale_of_sums(x, type, norm, total(sums[0]), total(sums[1]));
+}
+
+// Four rows: what a row costs beside its numbers (sums across lanes, divisions, a square root) is done once for all.
+struct FourScales {
+    Four sums, squares;  // of x and of x * x
+    Four mean, remainder, inverse;
+};
+
+// False if one of the rows is not of the usual size, or eps is not inside the root: then no more than the sums are found.
+template <class T>
+[[gnu::always_inline]] inline bool measure_four(const T* const* x, const Norm& norm, FourScales& to) {
+    Quarters sum, square;
+    const double n = norm.n;
+    if (norm.centred) {
+        for (int r = 0; r < 4; ++r) {
+            Lanes<double> sums[2];
+            sum_and_square_lanes(x[r], norm.n, sums);
+            quarter(sums[0], sum.row[r]);
+            quarter(sums[1], square.row[r]);
+        }
+        totals(sum, to.sums);
+    } else {
+        for (int r = 0; r < 4; ++r) {
+            Lanes<double> sums;
+            square_lanes(x[r], norm.n, &sums);
+            quarter(sums, square.row[r]);
+        }
+        to.sums = Four{};
+    }
+    totals(square, to.squares);
+    const Four mean = to.sums / n, v = to.squares / n - mean * mean;
+    const auto is_usual = (4 * v >= mean * mean) & (v >= Trusted<float>::least) & (v <= Trusted<float>::most);
+    if (sizeof(T) == 8 || norm.eps_placement != EpsPlacement::inside || !all_four(is_usual)) return false;
+    to.mean = __builtin_convertvector(__builtin_convertvector(mean, FourFloats), Four);
+    to.remainder = mean - to.mean;
+    Four root = (norm.centred ? v * (n / norm.divisor) : to.squares / norm.divisor) + norm.eps;
+    for (int r = 0; r < 4; ++r) root[r] = __builtin_sqrt(root[r]);
+    to.inverse = 1 / root;
+    return true;
 }
 
 }  // namespace
