@@ -1,4 +1,4 @@
-"""A recorder of rows in front of and behind each norm, for any runtime: numpy and safetensors are all it needs.
+"""A recorder of the rows that enter and leave each norm, for any runtime: numpy and safetensors are all it needs.
 
 `normkit record --template` copies this file beside a model; `normkit identify FILE` says what the recorded rows show.
 """
