@@ -23,6 +23,7 @@ from transformers import (
 from normkit.checkpoint.loading import LoadedModel
 from normkit.cli.training import joined, training_step
 from normkit.errors import InputError, ModelError
+from normkit.identification import products
 from normkit.inspection.inspecting import inspect
 from normkit.inspection.result import Inspection
 from normkit.measurement.texts import Batches, from_random_ids
@@ -152,3 +153,16 @@ def test_findings_of_both_stand_worst_first_and_a_check_counts_where_it_could_be
     assert [check.status for check in both.checks] == ["finding", "finding", "clean", "not checked"]
     assert both.training is step.training
     assert both.walk is base.walk
+
+
+def test_products_of_16_bits_run_in_float32(monkeypatch):
+    """On a CPU without instructions for bfloat16; the loss stays within a few roundings of it, 2^-8 each."""
+    model, differentiated = gpt2().bfloat16(), []
+    expected, backward = next_token_loss(model), products._Linear.backward
+    monkeypatch.setattr(products, "software_dtypes", lambda: frozenset([torch.bfloat16]))
+    monkeypatch.setattr(
+        products._Linear, "backward", lambda ctx, dy: differentiated.append(dy.dtype) or backward(ctx, dy)
+    )
+    assert loss_seen(model) == pytest.approx(expected, rel=2**-6)
+    # The head: GPT-2's other maps are no `F.linear`.
+    assert differentiated == [torch.bfloat16]
