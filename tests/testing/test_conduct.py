@@ -83,7 +83,7 @@ class LeaksGradients(torch.autograd.Function):
             "batch position",
             "sample 0 of a batch of 7",
         ),
-        (lambda norm, x: norm(x) + 0 * x.sum().to(x.dtype), "row isolation", "of the output"),
+        (lambda norm, x: norm(x) + (0 * x.double().sum()).to(x.dtype), "row isolation", "of the output"),
         # The backward of a row sees the sum over all rows.
         (lambda norm, x: norm(LeaksGradients.apply(x)), "row isolation", "of the gradient"),
         (nan_at_zero, "constant rows", "outputs that are NaN or infinite for a row of 0.0 (float32)"),
