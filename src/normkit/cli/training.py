@@ -39,13 +39,12 @@ def training_step(loaded: LoadedModel, batches: Batches) -> Inspection:
     model, batch = loaded.model, batches.batches[0]
     with quiet_libraries(), evaluating(model):
         check_runs(model, batch)
-    with quiet_libraries(), _untouched(model), torch.random.fork_rng(devices=[]):
+    with quiet_libraries(), _untouched(model), torch.random.fork_rng(devices=[]), ProductsInFloat32():
         torch.manual_seed(0)
         with watch(model, every=1, batch=batch, name=loaded.name, say=lambda _: None) as run:
             try:
-                with ProductsInFloat32():
-                    loss = _loss(model, batch)
-                    torch.autograd.backward(loss)
+                loss = _loss(model, batch)
+                torch.autograd.backward(loss)
             except InputError:
                 raise
             # A batch norm refuses a single value per channel with a ValueError.
