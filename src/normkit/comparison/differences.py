@@ -258,9 +258,7 @@ class Comparison:
         told = [f"{matrices(names)} {words}" for words, names in others.near.items()]
         strange = [name for name, each in others.matrices.items() if each == "other values"]
         strange += [each.whole for each in others.joined if not each.turns]
-        for words in dict.fromkeys(self.values.packed.values()):
-            names = [name for name, each in self.values.packed.items() if each == words]
-            told.append(f"{matrices(names)} stored as {words}, and not compared")
+        told += [f"{matrices(names)} stored as {form}, and not compared" for form, names in self.values.unread.items()]
         told += [f"{matrices(strange)} not shown to be the reference's"] if strange else []
         # A recording holds no matrices.
         told += [] if others.is_compared or "recording" in self.forms else ["no matrix was compared"]

@@ -92,9 +92,10 @@ def values_facts(found: Values) -> tuple[Fact, ...]:
         tone: Tone = "note" if what == "other values" else "error"
         facts.append(Fact("matrices", f"{shortened(names, 2)}: {what}", tone))
     facts += [Fact("matrices", f"{shortened(names, 2)}: {words}", "note") for words, names in others.near.items()]
-    for form in dict.fromkeys(found.packed.values()):
-        names = [name for name, each in found.packed.items() if each == form]
-        facts.append(Fact("matrices", f"{shortened(names, 2)}: stored as {form}, and not compared", "note"))
+    facts += [
+        Fact("matrices", f"{shortened(names, 2)}: stored as {form}, and not compared", "note")
+        for form, names in found.unread.items()
+    ]
     facts += [Fact("matrices", note, "note") for note in others.notes]
     # A bias goes with its matrix, which comes first.
     joined = {each.place: each for each in reversed(others.joined)}.values()

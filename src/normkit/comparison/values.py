@@ -60,6 +60,12 @@ class Values:
         return grouped(self.tensors)
 
     @property
+    def unread(self) -> Mapping[str, tuple[str, ...]]:
+        """How a file holds quantized matrices that are not read -> their names."""
+        forms = dict.fromkeys(self.packed.values())
+        return {form: tuple(name for name, each in self.packed.items() if each == form) for form in forms}
+
+    @property
     def is_right(self) -> bool | None:
         """Whether every gain and bias is right; None if none is wrong and some are undecided."""
         if self.missing or self.extra or not all(each.is_right for each in self.running):

@@ -3,6 +3,7 @@
 state.py       what a look at a model puts back: random generators, settings, modes, buffers, attributes
 tracing.py     one forward pass recorded: which modules and functions were called, in order
 specimen.py    the norm under test: a copy of a module or a function; how finely each dtype shows a formula
+other_sizes.py  lengths of rows that change with the sizes of other axes
 coupling.py    which outputs move when inputs change: the rows that share statistics, positions in time
 formula.py     rows too long to feel eps: what is subtracted, what divides, with any gain and bias
 gain_and_bias.py  which parameters gain and bias are
@@ -21,6 +22,7 @@ passport.py    the result: conventions, evidence, confidence
 behaviour.py   `identify`: all of it, in order -> Passport
 finder.py      which modules of a model are norms: the only finder
 sites.py       every norm that one forward pass calls, in order
+products.py    products of 16-bit matrices in float32, where the CPU has no instructions for them
 sharding.py    parameters that are distributed over processes
 offloading.py  parameters that accelerate reads for each call
 side_by_side.py  runs beside one another, which read such parameters once for all of them

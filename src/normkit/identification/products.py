@@ -96,16 +96,17 @@ class _Linear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         needs_dx, needs_dw, needs_db = ctx.needs_input_grad
         flat = dy.reshape(-1, dy.shape[-1])
-        x = input.reshape(-1, input.shape[-1]).float()
-        dx, dw = torch.zeros_like(x), torch.empty_like(weight) if needs_dw else None
+        dx = flat.new_zeros(len(flat), weight.shape[1], dtype=torch.float32) if needs_dx else None
+        dw = torch.empty_like(weight) if needs_dw else None
+        x = input.reshape(-1, input.shape[-1]).float() if needs_dw else input
         for rows in _parts(weight):
             part = flat[:, rows].float()
-            if needs_dx:
+            if dx is not None:
                 dx += part @ weight[rows].float()
             if dw is not None:
                 dw[rows] = part.T @ x
         db = flat.float().sum(0).to(weight.dtype) if needs_db else None
-        return dx.reshape(input.shape).to(input.dtype) if needs_dx else None, dw, db
+        return None if dx is None else dx.reshape(input.shape).to(input.dtype), dw, db
 
 
 def _parts(weight: Tensor) -> Iterator[slice]:

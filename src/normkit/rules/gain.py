@@ -71,8 +71,8 @@ def _gains(facts: Facts) -> list[_Gain]:
     A gain that a watched run began near its initial value, untrained, had its offset: what changed it since is no
     offset.
     """
-    is_fresh = facts.training is not None and not facts.training.began_trained
-    first = first_values(facts.training, "gain mean") if is_fresh and facts.training is not None else {}
+    training = facts.training
+    first = {} if training is None or training.began_trained else first_values(training, "gain mean")
     return [
         _Gain(site, site.gain, intended.gain, facts.source_at(site.path), facts.initial_gain(site.path))
         for site in facts.sites
