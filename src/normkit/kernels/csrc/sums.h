@@ -1,7 +1,7 @@
 // Sums over a row, in an order that depends on its length alone.
 #pragma once
 
-#include "lanes.h"
+#include "positions.h"
 
 namespace normkit {
 namespace {
