@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,8 @@ from faulty_norms import OffsetInSixteenBits, OffsetMissed, OffsetTwice
 from helpers import finding_of
 from media_models import other_model
 from normkit.inspection.result import infer
+from normkit.rules.gain import missing_offset
+from watched_runs import series, training
 
 
 class Offset(OffsetMissed):
@@ -149,6 +153,23 @@ def test_trained_1_plus_weights_that_are_1_off(models, inspected, shift, only, r
     if rule:
         assert (offsets[rule].severity, len(offsets[rule].sites)) == ("error", sites)
         assert all(only in path for path in offsets[rule].sites)
+
+
+def test_in_a_run_only_the_gains_that_began_off_count_as_off_and_all_gains_count_as_norms(models, inspected, facts_of):
+    model = models.shape(models.tiny("Llama", layers=2))
+    with torch.no_grad():
+        for path, norm in norms(model):
+            norm.weight.normal_(0.0, 0.02)
+    inspection = inspected(model)
+    paths = [site.path for site in inspection.sites]
+
+    def found(*from_zero):
+        begun = [series("gain mean", [0.0 if path in from_zero else 1.0, 0.0], path) for path in paths]
+        return missing_offset.check(replace(facts_of(inspection, model), training=training(*begun)))
+
+    assert found(*paths).sites == tuple(paths)
+    # Its gain is around 0 because it started there: it has the code of the others.
+    assert found(paths[1]) is None
 
 
 # B3.

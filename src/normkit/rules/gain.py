@@ -48,6 +48,8 @@ class _Gain:
     """The source of the intended offset."""
     initial: float
     """Initial value of every entry, offset included."""
+    began_right: bool
+    """A watched run began it near its initial value, untrained: what changed it since is no offset."""
 
     @property
     def is_initial(self) -> bool:
@@ -66,21 +68,20 @@ class _Gain:
 
 
 def _gains(facts: Facts) -> list[_Gain]:
-    """The sites where the intended offset is known, and the gain's dependence on the weight.
-
-    A gain that a watched run began near its initial value, untrained, had its offset: what changed it since is no
-    offset.
-    """
+    """The sites where the intended offset is known, and the gain's dependence on the weight."""
     training = facts.training
     first = {} if training is None or training.began_trained else first_values(training, "gain mean")
     return [
-        _Gain(site, site.gain, intended.gain, facts.source_at(site.path), facts.initial_gain(site.path))
+        _Gain(
+            *(site, site.gain, intended.gain, facts.source_at(site.path)),
+            initial=(initial := facts.initial_gain(site.path)),
+            began_right=abs(first.get(site.path, math.inf) - initial) < _GAP,
+        )
         for site in facts.sites
         if site.gain is not None
         and (intended := facts.intended(site)) is not None
         and intended.has_weight
         and not facts.is_gain_open(site)
-        and not abs(first.get(site.path, math.inf) - facts.initial_gain(site.path)) < _GAP
     ]
 
 
@@ -120,7 +121,7 @@ def missing_offset(facts: Facts) -> Outcome:
     """The code adds less than is meant, or the weights lack the 1 that it rightly does not add."""
     gains = _gains(facts)
     # A gain that acts as the one that is meant at its start shows that the weights were converted along with the code.
-    missed = [gain for gain in gains if gain.excess < -_GAP and not gain.is_initial]
+    missed = [gain for gain in gains if gain.excess < -_GAP and not (gain.is_initial or gain.began_right)]
     if missed:
         near_one = [gain for gain in missed if _NEAR_ONE[0] <= gain.gain.quantiles[3] <= _NEAR_ONE[1]]
         measured = f"{counted(len(missed), 'norm')} without the offset that is meant"
@@ -140,7 +141,10 @@ def missing_offset(facts: Facts) -> Outcome:
         scattered = [
             gain
             for gain in group
-            if abs(gain.initial) >= _SCATTER_MEAN and _is_around_zero(gain) and not is_exchanged(gain.site)
+            if not gain.began_right
+            and abs(gain.initial) >= _SCATTER_MEAN
+            and _is_around_zero(gain)
+            and not is_exchanged(gain.site)
         ]
         if not scattered or len(scattered) < MOST_SITES * len(group):
             continue
@@ -182,7 +186,7 @@ def missing_offset(facts: Facts) -> Outcome:
 def doubled_offset(facts: Facts) -> Outcome:
     """The code adds more than is meant, or the weights contain the 1 already."""
     gains = _gains(facts)
-    extra = [gain for gain in gains if gain.excess > _GAP and not gain.is_initial]
+    extra = [gain for gain in gains if gain.excess > _GAP and not (gain.is_initial or gain.began_right)]
     if extra:
         measured = f"{counted(len(extra), 'norm')} with a larger offset than is meant"
         return _found(extra, "error", measured, _against_meant)
@@ -195,7 +199,7 @@ def doubled_offset(facts: Facts) -> Outcome:
         # Some families start at 2.
         if abs(gain.gain.mean - gain.initial - 1) < _DOUBLED_SPREAD
         and gain.gain.quantiles[0] > _DOUBLED_LEAST
-        and not gain.is_initial
+        and not (gain.is_initial or gain.began_right)
     ]
     if doubled and len(doubled) >= MOST_SITES * len(offset):
         measured = f"1 + weight averages 1 more than it starts with at {len(doubled)} of "
@@ -220,7 +224,7 @@ def _offset_groups(gains: list[_Gain]) -> list[list[_Gain]]:
     """The trained gains of a 1 + weight family that is computed as such: those of queries and keys, and the others."""
     # Some families start at 2: their trained gains were not studied.
     known = [gain for gain in gains if gain.meant.offset == gain.initial == 1 and abs(gain.excess) < _GAP]
-    offset = [gain for gain in known if not is_constant(gain.gain)]
+    offset = [gain for gain in known if not (gain.began_right or is_constant(gain.gain))]
     groups = [[gain for gain in offset if (gain.site.role == "query-key") is wanted] for wanted in (True, False)]
     return [group for group in groups if len(group) >= _FEWEST]
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from normkit.identification.offloading import gathered
 from normkit.identification.sharding import fully_sharded, is_elsewhere
 from normkit.identification.state import buffers_kept, random_numbers_kept
 from normkit.identification.tracing import first_output, members
@@ -204,11 +205,15 @@ def _detached(batch: Batch) -> Batch:
 def _described(model: nn.Module, structure: Structure, baseline: Baseline | None) -> WatchedModel:
     """A surveyed model with everything that can be known before the first step."""
     check_fits(baseline, [site.path for site in structure.sites])
-    # Where another process holds a part of a norm, this one cannot try it alone.
-    held = [
-        site for site in structure.sites if site.module is None or not any(map(is_elsewhere, site.module.parameters()))
-    ]
     dtypes = {path: dtype_name(entering) for path, (entering, _) in structure.layout(is_pooled=True).dtypes.items()}
+    with gathered(model):
+        # What an older FSDP frees between calls cannot be gathered.
+        held = [
+            site
+            for site in structure.sites
+            if site.module is None or not any(map(is_elsewhere, site.module.parameters()))
+        ]
+        errors = gradient_errors(held, dtypes)
     return WatchedModel(
         model=model,
         structure=structure,
@@ -216,7 +221,7 @@ def _described(model: nn.Module, structure: Structure, baseline: Baseline | None
         baseline=baseline,
         intent=stock_intent(model),
         shared=find_shared(model, structure),
-        gradient_errors=gradient_errors(held, dtypes),
+        gradient_errors=errors,
     )
 
 
