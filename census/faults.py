@@ -39,6 +39,7 @@ NOT_CLEAN = {
     "cpmant": "F1; its class draws weights with a deviation of 1, and attention logits do start at 200",
     "sam_vision_model": "A1; its class draws weights with a deviation of 1e-10, and rows do start below eps",
     "sam_hq_vision_model": "the same",
+    "mobilevit": "C16, F3; the rows of its first convolutions do shrink to 1e-24 and to 0, as its class draws weights",
 }
 """Stock models in which what is found is so, and what that is."""
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from folding_cases import difference, results
 from normkit.checkpoint.folding import fold as fold_checkpoint
 from normkit.checkpoint.limits import LIMITS, by_limit
 from normkit.checkpoint.loading import load
@@ -33,6 +32,7 @@ from pages import settle
 # The tiny models are a part of the tests.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+from folding_cases import difference, results
 from tiny_models import RECIPES, configuration, gain_offset, norms, tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "folding.md"

@@ -220,3 +220,25 @@ def test_a_row_that_differs_is_no_constant():
         nn.init.constant_(block.branch.matrix.bias, 1.0)
 
     assert idle(change=keep)[1] == ()
+
+
+class Attending(nn.Module):
+    """A block whose branch attends to other rows, in a module of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.branch = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x, keys):
+        return x + self.branch(x, keys, keys, need_weights=False)[0]
+
+
+def test_an_attention_over_one_key_is_no_branch_that_ignores_its_input():
+    torch.manual_seed(0)
+    block = Attending().eval()
+    model, x = nn.ModuleList([block]), torch.randn(2, 4, WIDTH)
+    effects = Effects([])
+    with torch.no_grad(), effects.watching(model):
+        block(x, torch.randn(2, 1, WIDTH)[:1].expand(2, 1, WIDTH))
+    blocks = [BlockCall(path="0", index=0, module=block)]
+    assert effects.constant(blocks) == ()

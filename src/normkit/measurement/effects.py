@@ -56,6 +56,8 @@ class _Call:
 
     differs: bool
     """It was given one stream, whose rows differ."""
+    has_single: bool = False
+    """It was also given samples of one row, and an attention over one key has one output."""
     is_constant: bool = False
     """The rows that left it are one vector."""
     shape: torch.Size | None = None
@@ -124,16 +126,19 @@ class Effects(TorchFunctionMode):
             }
             for path, call in inside.items():
                 above = [other for other in inside if f"{path}.".startswith(f"{other}.")]
-                if call.differs and all(inside[other].is_constant for other in above):
+                whole = all(inside[other].is_constant and not inside[other].has_single for other in above)
+                if call.differs and whole:
                     found[min(above, key=len)] = None
         return tuple(path for path in found if path not in self._norms)
 
     def _enter(self, path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         with torch._C.DisableTorchFunction():
-            rows = {id(value): value for _, value in tensors((args, kwargs)) if _is_stream(value)}
+            given = {id(value): value for _, value in tensors((args, kwargs)) if value.is_floating_point()}
+            rows = [value for value in given.values() if _is_stream(value)]
             # With several inputs, such as queries and keys, one of them may have equal rows.
-            differs = len(rows) == 1 and _largest_distance(next(iter(rows.values()))) > _DIFFERENT
-        self._running.append((path, _Call(differs=differs)))
+            differs = len(rows) == 1 and _largest_distance(rows[0]) > _DIFFERENT
+            has_single = bool(rows) and any(value.dim() == 3 and value.shape[1] == 1 for value in given.values())
+        self._running.append((path, _Call(differs=differs, has_single=has_single)))
 
     def _leave(self, path: str, output: object) -> None:
         # A call that raised never came here.
