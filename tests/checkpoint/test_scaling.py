@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from folded_checkpoints import check, failed, flipped, folded, tensors, write_certificate
 from folding_cases import BAR, FLAGS, TIES, difference, reasons, results
@@ -143,6 +144,29 @@ def test_in_bfloat16_no_bit_is_lost_and_a_changed_exponent_is_named(family, tmp_
     write_certificate(pair.result, document)
     faults = failed(verify(pair.source, pair.result))
     assert {"plan", "power", "config.json"} <= faults.keys()
+
+
+@pytest.mark.parametrize(
+    ("family", "operations", "norm", "power", "offset"),
+    [
+        ("gemma3", ["scale"], "model.layers.0.post_attention_layernorm.weight", -3, 1.0),
+        # Its head shares the table, and the norm in front of it makes up for the halvings; it then becomes plain.
+        ("gemma", ["scale", "unoffset"], "model.norm.weight", 3, 0.0),
+    ],
+)
+def test_a_float32_gain_that_is_stored_less_1_is_rounded_once(tmp_path, family, operations, norm, power, offset):
+    pair = folded(tmp_path, family, torch.float32, operations=operations, halvings=3)
+    assert failed(verify(pair.source, pair.result)) == {}
+    before, after = (
+        {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+        for folder in (pair.source, pair.result)
+    )
+    exact = 2.0**power * (before[norm].double() + 1) - offset
+    assert torch.equal(after[norm], exact.float())
+    assert not torch.equal(after[norm].double(), exact)
+    assert pair.certificate["tensors"][norm]["relation"] == "sum"
+    said = "stored less 1 in float32, are rounded to it once more" if offset else "stored less 1 in float32, is rounded"
+    assert any(said in remark for remark in pair.certificate["plan"]["remarks"])
 
 
 def test_what_cannot_be_halved_is_refused_with_the_reason():

@@ -251,7 +251,8 @@ class VectorEdit:
     offset: float | None = None
     """The offset of a stored gain; null for 0."""
     added: float | None = None
-    """Added to what is written, after the exponent: the offset of a gain that becomes plain; null for 0."""
+    """Added to what is written, after the exponent: the offset of a gain that becomes plain, or of one that is scaled
+    and rounded; null for 0."""
     rotations: tuple[Rotation, ...] = ()
     """Applied to what is written, after all else."""
 

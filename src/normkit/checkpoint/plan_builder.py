@@ -122,12 +122,12 @@ class PlanBuilder:
         self._edits[name] = dataclasses.replace(edit, exponent=(edit.exponent or 0) + exponent or None)
 
     def add_offset(self, name: str, offset: float) -> None:
-        """Write a gain with its offset, after all other decisions about it."""
+        """Write a gain with an offset more, after all other decisions about it."""
         if isinstance(self._edits[name], TensorEdit):
             self.set_vector(name, Sum())
         edit = self._edits[name]
         assert isinstance(edit, VectorEdit), f"{name} is no vector"
-        self._edits[name] = dataclasses.replace(edit, added=offset)
+        self._edits[name] = dataclasses.replace(edit, added=(edit.added or 0.0) + offset)
 
     def rotate(self, name: str, rotation: Rotation) -> None:
         """Rotate a tensor along an axis, after all other decisions about it; along one axis only once."""

@@ -3,7 +3,8 @@
     norm(2^-k x; 4^-k eps) = norm(x; eps)
 
 Writers, tables and gains that are added to such a sum lose k halvings; what reads one without a norm gains them. Every
-factor is a power of two, so that nothing is rounded short of underflow.
+factor is a power of two, so that nothing is rounded short of underflow. The one exception is a gain that is stored less
+its offset in float32: 2^-k (weight + offset) - offset is rounded once, as there is no wider dtype.
 
 A norm whose eps stands in code is accepted only where `fixed_eps` says so. It acts as with 4^k eps:
 
@@ -84,7 +85,7 @@ def scale_stream(
         for reader in graph.readers(space):
             builder.shift(reader.weight, halvings)
     for norm in _added(graph, spaces):
-        _shift_norm(builder, norm, -halvings)
+        _shift_norm(context, builder, norm, -halvings)
         for reader in graph.readers(norm.gives):
             builder.shift(reader.weight, halvings)
     changed = _eps_keys(graph, fixed_eps=fixed_eps)
@@ -94,7 +95,7 @@ def scale_stream(
             if tensor is not None:
                 builder.shift(tensor, -halvings)
     for norm in _before_shared_heads(context):
-        _shift_norm(builder, norm, halvings)
+        _shift_norm(context, builder, norm, halvings)
     keys = {norm.eps_key: norm.eps for norm in graph.norms if norm.eps_key in changed and norm.eps is not None}
     others = norms_with_another_eps(graph, halvings) if fixed_eps else {}
     acting = {norm.module: spec_of(norm, others[norm.module]) for norm in graph.norms if norm.module in others}
@@ -142,8 +143,7 @@ def _obstacles(
         if any(space not in spaces and graph.is_read(space) for space in norm.writes):
             yield norm.name, "its output is also added to a sum that is not scaled"
         dtype = builder.written_dtype(norm.weight)
-        gain = context.vector(norm.weight) + norm.offset
-        if norm.offset and not bool(fits(gain * 2.0**exponent - norm.offset, dtype).all()):
+        if dtype in ("F16", "BF16") and not _is_held(context, norm, exponent, dtype):
             yield norm.name, f"{dtype} does not hold weight for 2^{exponent} (1 + weight) - 1; fold with dtype float32"
 
 
@@ -161,8 +161,20 @@ def _before_shared_heads(context: FoldContext) -> list[Norm]:
     return [norm for norm in graph.norms if norm.gives in tied and all(_.tied_to for _ in graph.readers(norm.gives))]
 
 
-def _shift_norm(builder: PlanBuilder, norm: Norm, exponent: int) -> None:
-    builder.shift(str(norm.weight), exponent, norm.offset)
+def _is_held(context: FoldContext, norm: Norm, exponent: int, dtype: str) -> bool:
+    """Whether a dtype holds a stored gain once it is scaled."""
+    gain = context.vector(str(norm.weight)) + norm.offset
+    return not norm.offset or bool(fits(gain * 2.0**exponent - norm.offset, dtype).all())
+
+
+def _shift_norm(context: FoldContext, builder: PlanBuilder, norm: Norm, exponent: int) -> None:
+    weight = str(norm.weight)
+    if _is_held(context, norm, exponent, builder.written_dtype(weight)):
+        builder.shift(weight, exponent, norm.offset)
+    else:
+        # The same number, as a sum that is rounded.
+        builder.add_offset(weight, norm.offset * (2.0**exponent - 1))
+        builder.shift(weight, exponent)
     if norm.bias is not None:
         builder.shift(norm.bias, exponent)
 
