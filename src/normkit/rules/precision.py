@@ -85,7 +85,8 @@ def narrow_statistics(facts: Facts) -> Outcome:
     remedy=(
         "find the first place in forward order: later places only pass it on",
         "run in bfloat16 or float32",
-        "scale the weights that write to the stream down, where the norm behind it forgets the scale",
+        "scale the weights that write to the stream down, as the norms behind it divide by its length: normkit fold "
+        "SRC DST --ops scale --fit float16 does it and proves it, for families that it knows",
     ),
     confirm="run the same text in float32: finite there means overflow here, not a broken weight",
     follows=("A3", "A7", "A9", "A10", "E2", "F11", "F12", *WRONG_NORMS, *CAUSES),
