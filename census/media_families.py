@@ -1,7 +1,7 @@
 """What `nk.inspect` finds in clean models of images, sound and several inputs: docs/reference/media-families.md.
 
-PYTHONPATH=tests python census/media_families.py           write the page
-PYTHONPATH=tests python census/media_families.py --check   say whether the page is up to date
+python census/media_families.py           write the page
+python census/media_families.py --check   say whether the page is up to date
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from pathlib import Path
 from torch import Tensor, nn
 
 import normkit as nk
-from media_models import MODELS, OTHERS, media_model, other_model
 from normkit.inspection.report.tables import PLACEMENTS, placed
 from normkit.inspection.result import Inspection
 from normkit.text import counted
 from pages import settle
+
+# The tiny models are a part of the tests.
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from media_models import MODELS, OTHERS, media_model, other_model
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "media-families.md"
 INTRODUCTION = """\
@@ -27,8 +31,8 @@ INTRODUCTION = """\
 Each model is a tiny one of its family with random weights, run by `nk.inspect` on a small batch. DiT and LSTM are
 written for this page; the others are classes of transformers. None has an error or a warning.
 
-    PYTHONPATH=tests python census/media_families.py           # writes this page
-    PYTHONPATH=tests python census/media_families.py --check   # says whether it is up to date
+    python census/media_families.py           # writes this page
+    python census/media_families.py --check   # says whether it is up to date
 
 **Norms** are layers whose formula is a function of single rows; **batch norms** keep running statistics, and are
 judged by rules of their own. **Rows**: what one row of a norm is, or is a part of. **Placement** is read off how the
