@@ -255,3 +255,6 @@ def test_a_checkpoint_that_normkit_folded_on_disk_is_right_against_its_source(tm
     assert found.is_right
     assert len(found.batch_norms) == 11
     assert all(each.words.startswith("folded: exact to ") for each in found.batch_norms)
+    # The norms that stay in it get other rows, and the outputs are the same.
+    images = {"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))}
+    assert nk.compare(tmp_path / "result", tmp_path / "source", images).verdict == "the same"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -201,11 +201,12 @@ def _with_norms(
         stored = () if found.values is None else found.values.tensors
         folded = [each.path for each in stored if each.relation.kind == "folded"]
         formulas = _formulas(contrasts, there)
-        rows = _rows(formulas, recordings, own, folded)
+        absorbed = {each.path for each in (() if found.values is None else found.values.batch_norms)}
+        rows = _rows(formulas, recordings, own, folded, absorbed)
         # Gains of 1 whose readers nobody declares: where all else agrees to the outputs, the readers hold the gains.
         lost = {each.path for each in stored if each.relation.kind in ("constant", "undecided") and not each.is_right}
         if lost and rows.birth is not None and rows.outputs_agree is not False and found.values is not None:
-            without = _rows(formulas, recordings, own, [*folded, *lost])
+            without = _rows(formulas, recordings, own, [*folded, *lost], absorbed)
             if without.birth is None and not without.causes and without.outputs_agree:
                 rows = without
                 found = replace(found, values=found.values.with_folded(lost))
@@ -214,8 +215,7 @@ def _with_norms(
     in_place = {path: other for path, other, _ in rows.pairs} | {each.path: each.reference_path for each in stored}
     alone = with_counterparts(unmatched(here.book, there.book, paired), in_place)
     # The batch norms that were folded are told of already.
-    folded_away = {each.path for each in (() if found.values is None else found.values.batch_norms)}
-    alone = tuple(each for each in alone if each.owner == "port" or each.path not in folded_away)
+    alone = tuple(each for each in alone if each.owner == "port" or each.path not in absorbed)
     conventions = Conventions(
         pairs=tuple(
             across_dtypes(_observed(each, recordings), _dtypes(each.pair, recordings), were_run=len(runs) == 2)
@@ -358,11 +358,12 @@ def _rows(
     recordings: Sequence[Recording | str],
     own: OwnRounding | None,
     folded: Sequence[str],
+    absorbed: Collection[str],
 ) -> Rows:
     here, there = recordings
     if isinstance(here, str) or isinstance(there, str):
         return Rows(not_run=here if isinstance(here, str) else str(there))
-    return compare_rows(here, there, own, formulas, folded)
+    return compare_rows(here, there, own, formulas, folded, absorbed)
 
 
 def _observed(each: Contrast, recordings: Sequence[Recording | str]) -> Pair:

@@ -122,6 +122,7 @@ def compare_rows(
     own: OwnRounding | None = None,
     formulas: Mapping[str, Formula] | None = None,
     folded: Collection[str] = (),
+    absorbed: Collection[str] = (),
 ) -> Rows:
     """Find where the first difference of two runs on one text is born, how it grows, and what explains it.
 
@@ -136,6 +137,7 @@ def compare_rows(
         own: How far the reference is from itself.
         formulas: Path of the reference's norm -> its formula; by default what `identify_rows` finds.
         folded: The port's norms whose gain is folded into what reads them: their outputs differ by design.
+        absorbed: The reference's batch norms that are folded into the maps beside them: their rows differ by design.
 
     Example:
         >>> from normkit.comparison.torch_recorder import recorded
@@ -165,13 +167,14 @@ def compare_rows(
     }
     scan = _Scan(own, places, formulas, _dtypes(port, reference), folded)
     for place in places.pairs:
-        scan.enter(place)
+        if place.reference not in absorbed:
+            scan.enter(place)
     if port.outputs is not None and reference.outputs is not None:
         scan.leave(port.outputs, reference.outputs)
     return Rows(
         birth=scan.birth,
         first_bits=scan.first_bits,
-        compared=len(places.pairs),
+        compared=sum(place.reference not in absorbed for place in places.pairs),
         largest=max((step.worst for step in scan.steps), default=0.0),
         outputs_agree=scan.outputs_agree,
         verdict=_verdict(scan, own),
