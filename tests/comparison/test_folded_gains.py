@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import normkit as nk
 from normkit import demo
 from normkit.checkpoint import fold
+from normkit.checkpoint.model_folder import CERTIFICATE
+from normkit.comparison.report import describe_comparison
 from normkit.comparison.value_groups import TensorValue
 from normkit.comparison.values import compare_values
 from normkit.comparison.weights import weights_of
@@ -162,3 +167,41 @@ def test_what_normkit_folds_is_right(tmp_path: Path) -> None:
     found = compare_values(weights_of(tmp_path / "folded"), weights_of(FOLDER))
     assert found.is_right is True
     assert {each.relation.kind for each in found.tensors} == {"equal", "folded"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operations", [["exponent"], ["gain", "final"]])
+def test_a_fold_with_a_head_of_its_own_is_the_same_by_its_numbers(tmp_path: Path, operations: list[str]) -> None:
+    fold(FOLDER, tmp_path / "folded", operations=operations, untie=True)
+    (tmp_path / "folded" / CERTIFICATE).unlink()
+    found = nk.compare(tmp_path / "folded", FOLDER)
+    assert found.verdict == "the same"
+    assert found.values.is_right
+    assert "lm_head.weight" in found.values.holding
+    assert not found.metadata.differs
+
+
+def test_a_gain_that_was_divided_is_right_where_all_its_readers_were_multiplied() -> None:
+    held, scales = tensors(), torch.logspace(-1, 1, 64)
+    port = held | {GAIN: held[GAIN] / scales} | {name: held[name] * scales for name in READERS}
+    found = value(port)
+    assert (found.relation.kind, found.is_right) == ("folded", True)
+    assert found.relation.words == "other values, and the rest is folded into q_proj, k_proj, v_proj"
+    assert value(port | {READERS[1]: held[READERS[1]]}).relation.kind == "different"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"operations": ["rotate"], "untie": True}, {"operations": ["scale"], "halvings": 3}]
+)
+def test_the_certificate_of_a_fold_says_what_differs_by_design(tmp_path: Path, options: dict[str, Any]) -> None:
+    fold(FOLDER, tmp_path / "folded", **options)
+    found = nk.compare(tmp_path / "folded", FOLDER)
+    assert (found.verdict, found.causes) == ("the same", ())
+    assert "as its certificate says" in describe_comparison(found).verdict.detail
+    # It is believed only where the outputs are the same.
+    port = nk.load(tmp_path / "folded")
+    port.model.layers[1].mlp.up_proj.weight.data[0] *= 1.5
+    port.save_pretrained(tmp_path / "changed")
+    shutil.copytree(tmp_path / "changed", tmp_path / "folded", dirs_exist_ok=True)
+    assert nk.compare(tmp_path / "folded", FOLDER).verdict == "different"

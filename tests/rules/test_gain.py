@@ -158,7 +158,7 @@ def test_trained_1_plus_weights_that_are_1_off(models, inspected, shift, only, r
 def test_in_a_run_only_the_gains_that_began_off_count_as_off_and_all_gains_count_as_norms(models, inspected, facts_of):
     model = models.shape(models.tiny("Llama", layers=2))
     with torch.no_grad():
-        for path, norm in norms(model):
+        for _, norm in norms(model):
             norm.weight.normal_(0.0, 0.02)
     inspection = inspected(model)
     paths = [site.path for site in inspection.sites]

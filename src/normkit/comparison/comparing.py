@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from normkit.checkpoint.build_model import quiet_libraries
+from normkit.checkpoint.certificate import Certificate
+from normkit.checkpoint.model_folder import CERTIFICATE
 from normkit.comparison.contrasts import (
     Contrast,
     Survey,
@@ -126,7 +129,7 @@ def compare_sides(
     if port.weights is not None and reference.weights is not None:
         values = compare_values(port.weights, reference.weights, progress)
         paths = [(each.path, each.reference_path) for each in values.tensors]
-        metadata = compare_metadata(port.weights, reference.weights, paths)
+        metadata = compare_metadata(port.weights, reference.weights, paths, values.holding)
         found = replace(found, metadata=metadata, values=values)
     is_compared = found.values is not None and bool(found.values.tensors or found.values.batch_norms)
     if "conventions" not in lacking:
@@ -141,7 +144,20 @@ def compare_sides(
     if "conventions" in lacking and not is_compared:
         reasons = "; ".join(dict.fromkeys([lacking["conventions"], lacking.get("values", "they share no norm")]))
         raise InputError(f"nothing of {names[0]} and {names[1]} can be compared: {reasons}")
-    return replace(found, not_looked_at=lacking)
+    return replace(found, not_looked_at=lacking, folded_by=_operations(port.path, reference.path))
+
+
+def _operations(port: Path | None, reference: Path | None) -> tuple[str, ...]:
+    """The operations that made a folder from another, as its certificate says; the sizes of the source's files tell."""
+    if port is None or reference is None or not (port / CERTIFICATE).is_file():
+        return ()
+    try:
+        certificate = Certificate.read(port)
+    except NormkitError:
+        return ()
+    files = ((reference / name, each.size) for name, each in certificate.source.items())
+    is_source = all(file.is_file() and file.stat().st_size == size for file, size in files)
+    return certificate.operations if is_source else ()
 
 
 def _named(side: Side, name: str) -> Side:

@@ -172,6 +172,8 @@ class Comparison:
     """Level -> why it was not looked at."""
     notes: tuple[str, ...] = ()
     """Remarks on what was opened."""
+    folded_by: tuple[str, ...] = ()
+    """The operations by which the port was folded from the reference, as its certificate says."""
 
     def __str__(self) -> str:
         """The causes, what was looked at and the evidence, as `normkit compare` prints them."""
@@ -187,8 +189,11 @@ class Comparison:
     def differs(self) -> bool:
         """At one of the levels they differ by more than rounding, and by more than a runtime's way to store them.
 
-        Norms that round in another place differ, too, though only their bits show it.
+        Norms that round in another place differ, too, though only their bits show it. What a fold changed by design
+        does not count.
         """
+        if self.is_fold:
+            return False
         are_wrong = self.values is not None and self.values.is_right is False
         has_another_eps = self.metadata is not None and self.metadata.differs
         has_matrix = bool(self.wrong_matrices)
@@ -203,6 +208,8 @@ class Comparison:
         """
         if self.differs:
             return "different"
+        if self.is_fold:
+            return "the same"
         values = self.values
         judged = [] if values is None else [each.is_right for each in values.groups]
         judged += [] if values is None else [each.is_right for each in values.batch_norms]
@@ -267,7 +274,12 @@ class Comparison:
     @property
     def causes(self) -> tuple[Cause, ...]:
         """Why they differ, the cause before what follows from it."""
-        return causes_of(self)
+        return () if self.is_fold else causes_of(self)
+
+    @property
+    def is_fold(self) -> bool:
+        """The port is a fold of the reference, as its certificate says, and both return the same within rounding."""
+        return bool(self.folded_by) and self.rows.outputs_agree is True
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`; NaN and infinity as strings."""
@@ -288,6 +300,7 @@ class Comparison:
                 "wiring": self.wiring,
                 "not_looked_at": dict(self.not_looked_at),
                 "notes": list(self.notes),
+                "folded_by": list(self.folded_by),
             }
         )
         assert isinstance(values, dict)

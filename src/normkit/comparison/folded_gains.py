@@ -1,7 +1,7 @@
 """Gains that a port lacks because they are in the matrices that read the norm: `W * gain` in place of `W`.
 
 Which matrices read a norm is declared for the families of `normkit.models`. Only readers of norms whose gain became a
-constant are read, a few rows at a time.
+constant, or has other values, are read, a few rows at a time.
 """
 
 from __future__ import annotations
@@ -73,16 +73,15 @@ def readers_of(reference: Weights) -> Readers:
     )
 
 
-def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain: Tensor, left: float) -> Folding:
-    """Whether the readers of a norm hold its gain.
+def folding(port: Weights, reference: Weights, readers: Readers, name: str, factor: Tensor) -> Folding:
+    """Whether the readers of a norm hold what its gain lost.
 
     Args:
         port: The parameters of the port.
         reference: Those of the reference.
         readers: The readers of the reference's norms.
         name: Name of the gain in the reference.
-        gain: The gain by which the reference multiplies, in float64.
-        left: The number by which the port still multiplies.
+        factor: The gain by which the reference multiplies over that by which the port still does, in float64.
 
     Raises:
         ModelError: If a file cannot be read to its end.
@@ -100,7 +99,7 @@ def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain
     for linear in found:
         theirs = linear.weight if linear.weight in reference.source.tensors else linear.tied_to or linear.weight
         ours = _counterpart(port, reference, linear.weight, theirs)
-        how = None if ours is None else _holds(port, reference, ours, theirs, linear.in_axis, gain / left)
+        how = None if ours is None else _holds(port, reference, ours, theirs, linear.in_axis, factor)
         (unknown if how is None else held if how else lacking).append(linear.name.rpartition(".")[2])
         is_exact &= how == "every number"
         if ours is not None and how:

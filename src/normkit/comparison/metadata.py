@@ -7,7 +7,7 @@ an eps of their own for some norms, whatever config.json says.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,13 +106,16 @@ class Metadata:
         }
 
 
-def compare_metadata(port: Weights, reference: Weights, pairs: Sequence[tuple[str, str]]) -> Metadata:
+def compare_metadata(
+    port: Weights, reference: Weights, pairs: Sequence[tuple[str, str]], holding: Collection[str] = ()
+) -> Metadata:
     """Compare what is written beside the parameters of a port and its reference.
 
     Args:
         port: The parameters of the port.
         reference: Those of the reference.
         pairs: Paths of norms, in the port and in the reference, as `compare_values` pairs them.
+        holding: Names of the port's matrices that hold a gain of the reference.
 
     Example:
         >>> from dataclasses import replace
@@ -141,7 +144,7 @@ def compare_metadata(port: Weights, reference: Weights, pairs: Sequence[tuple[st
             )
             for one, other in pairs
         ),
-        settings=compare_settings(port, reference),
+        settings=compare_settings(port, reference, holding),
         notes=tuple(notes),
         faults=tuple(faults_of(port, reference)) if pairs else (),
     )

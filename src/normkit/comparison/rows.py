@@ -7,6 +7,7 @@ norms the rows are held against each other. The measure is the reference's own r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -318,7 +319,10 @@ class _Scan:
         if self._own is None:
             most = JUMP * max(self._noise, self._carried)
             return Limit(median=most, worst=most)
-        return self._own.limit(where, reference, self._dtype)
+        limit = self._own.limit(where, reference, self._dtype)
+        # A fold rounds every weight once more, independently of all other rounding.
+        more = math.sqrt(2) if self._folded else 1.0
+        return Limit(median=more * limit.median, worst=more * limit.worst)
 
     def _step(self, birth: Birth, reference: str | None, apart: Tensor, is_born: bool) -> None:
         worst = birth.differs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -67,8 +67,10 @@ class Setting:
         return asdict(self)
 
 
-def compare_settings(port: Weights, reference: Weights) -> tuple[Setting, ...]:
+def compare_settings(port: Weights, reference: Weights, holding: Collection[str] = ()) -> tuple[Setting, ...]:
     """The settings that both sides state and that differ, those that compute something else first.
+
+    `holding` names the matrices of the port that hold a gain of the reference: a head among them is its table.
 
     Keys that say nothing about what is computed are left out. Where one side is a GGUF, only keys are compared whose
     meaning in transformers is known.
@@ -111,7 +113,7 @@ def compare_settings(port: Weights, reference: Weights) -> tuple[Setting, ...]:
     for key in stated[1]:
         if key not in stated[0] or _matches(key, "silent") or is_same(stated[0][key], stated[1][key]):
             continue
-        if key == "tie_word_embeddings" and _head(port, stated[0]) == _head(reference, stated[1]):
+        if key == "tie_word_embeddings" and _head(port, stated[0], holding) == _head(reference, stated[1], ()):
             continue
         found.append(
             Setting(
@@ -223,10 +225,10 @@ def _layered(key: str) -> str:
     return f"{_ROPE}.{_LAYERED[0]}.{part}" if is_for_all else key
 
 
-def _head(weights: Weights, stated: Mapping[str, Any]) -> str:
-    """Whose matrix makes the logits: "embedding", "own", or "none" where the file lacks it."""
+def _head(weights: Weights, stated: Mapping[str, Any], holding: Collection[str]) -> str:
+    """Whose matrix makes the logits: "embedding", also as one that holds a gain, "own", or "none" without one."""
     heads = [name for name in weights.source.tensors if name.endswith(("lm_head.weight", "embed_out.weight"))]
-    if stated["tie_word_embeddings"]:
+    if stated["tie_word_embeddings"] or (heads and heads[0] in holding):
         return "embedding"
     if not heads:
         return "none"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normkit.comparison.folded_batch_norms import FoldedBatchNorm, compare_folded
-from normkit.comparison.folded_gains import folding, holds_bias, readers_of
+from normkit.comparison.folded_gains import Folding, folding, holds_bias, readers_of
 from normkit.comparison.gguf_file import with_reference_names
 from normkit.comparison.other_tensors import OtherTensors, compare_others
 from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms, renamed
@@ -52,6 +52,8 @@ class Values:
     """The running statistics of batch norms."""
     batch_norms: tuple[FoldedBatchNorm, ...] = ()
     """The batch norms of the reference that the port lacks, found in the maps beside them."""
+    holding: tuple[str, ...] = ()
+    """Names of the port's matrices that hold what gains of the reference lost."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -177,7 +179,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
                 continue
             found.append(_value(pair, role, _relation(held, held_there, name, name_there)))
     found = _with_origins(found, held, held_there, theirs.norms)
-    found, factors = _with_folds(found, port, reference, held_there, report)
+    found, factors = _with_folds(found, port, reference, held, held_there, report)
     found = _with_kind([_judged(each, port, reference) for each in found])
     paired = {id(each) for pair in pairs for each in (pair.norm, pair.reference)}
     missing += [name for norm in theirs.norms if id(norm) not in paired for name in _names(norm)]
@@ -223,6 +225,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         packed={**reference.packed, **port.packed},
         running=running,
         batch_norms=batch_norms,
+        holding=tuple(factors),
         notes=(*port.notes, *reference.notes, *notes),
     )
 
@@ -278,38 +281,38 @@ def _with_origins(
 
 
 def _with_folds(
-    found: Sequence[TensorValue], port: Weights, reference: Weights, held_there: _Vectors, report: Progress
+    found: Sequence[TensorValue],
+    port: Weights,
+    reference: Weights,
+    held: _Vectors,
+    held_there: _Vectors,
+    report: Progress,
 ) -> tuple[list[TensorValue], dict[str, Tensor]]:
-    """The tensors; of gains that became one number it is said whether the readers of their norms hold them.
+    """The tensors; of gains that are one number or have other values it is said whether their readers hold the rest.
 
     Beside them, the factors of the columns of those readers, or of their rows, by their names in the port.
     """
-    constant = [each.name for each in found if each.role == "weight" and each.relation.kind == "constant"]
-    if not constant:
+    moved = [each.name for each in found if each.role == "weight" and each.relation.kind in ("constant", "different")]
+    if not moved:
         return list(found), {}
     factors: dict[str, Tensor] = {}
     readers = readers_of(reference)
     kept = {kind_of(each.path) for each in found if each.role == "weight" and each.relation.kind in ("equal", "offset")}
     made = []
     for each in found:
-        if each.name in constant:
-            report("readers", constant.index(each.name), len(constant))
+        if each.name in moved:
+            report("readers", moved.index(each.name), len(moved))
             ours, theirs = convention(port, each.path), convention(reference, each.reference_path)
-            left = (each.relation.constant or 0.0) + (ours.adds if ours else 0.0)
+            left = held.of(each.name) + (ours.adds if ours else 0.0)
             gain = held_there.of(each.reference_name) + (theirs.adds if theirs else 0.0)
-            if left:
-                fold = folding(port, reference, readers, each.reference_name, gain, left)
-                factors |= dict.fromkeys(fold.held, gain / left) | dict.fromkeys(
-                    fold.held_in_rows, gain[:, None] / left
-                )
-                words, kind = f"{each.relation.words}: {fold.words}", _FOLDED[fold.is_folded]
-                if fold.is_folded is not True and not fold.is_seen and kind_of(each.path) in kept:
-                    kind = "constant"
-                if kind == "constant":
-                    start = ", as initialised" if left == 1 else ""
-                    why = f" ({fold.words})" if fold.is_folded is False else "; others of its kind kept theirs"
-                    words = f"{each.relation.words}{start}: the trained gain is lost{why}"
-                each = replace(each, relation=replace(each.relation, kind=kind, reason=words))
+            if left.shape == gain.shape and not bool(((left == 0) & (gain != 0)).any()):
+                factor = torch.where(left == 0, 1.0, gain / left)
+                fold = folding(port, reference, readers, each.reference_name, factor)
+                is_constant = each.relation.kind == "constant"
+                if is_constant or fold.is_folded:
+                    factors |= dict.fromkeys(fold.held, factor) | dict.fromkeys(fold.held_in_rows, factor[:, None])
+                    is_initial = bool((left == 1).all())
+                    each = replace(each, relation=_folded(each, fold, is_initial=is_initial, kept=kept))
         made.append(each)
     folded = {
         each.path: each.reference_name for each in made if each.role == "weight" and each.relation.kind == "folded"
@@ -326,6 +329,20 @@ def _with_folds(
             kind, reason = _FOLDED[is_held], f"{each.relation.words}: {said}"
             made[place] = replace(each, relation=replace(each.relation, kind=kind, reason=reason))
     return made, factors
+
+
+def _folded(each: TensorValue, fold: Folding, *, is_initial: bool, kept: Collection[str]) -> Relation:
+    """The relation of a gain whose readers were asked for the rest of it."""
+    if each.relation.kind != "constant":
+        return replace(each.relation, kind="folded", reason=f"other values, and the rest is {fold.words}")
+    words, kind = f"{each.relation.words}: {fold.words}", _FOLDED[fold.is_folded]
+    if fold.is_folded is not True and not fold.is_seen and kind_of(each.path) in kept:
+        kind = "constant"
+    if kind == "constant":
+        start = ", as initialised" if is_initial else ""
+        why = f" ({fold.words})" if fold.is_folded is False else "; others of its kind kept theirs"
+        words = f"{each.relation.words}{start}: the trained gain is lost{why}"
+    return replace(each.relation, kind=kind, reason=words)
 
 
 def _judged(value: TensorValue, port: Weights, reference: Weights) -> TensorValue:
