@@ -135,6 +135,22 @@ class Certificate:
             ) from None
 
 
+def operations_between(source: Path, result: Path) -> tuple[str, ...]:
+    """The operations that made a folder from another, as its certificate says; () where there is none, or of another.
+
+    The sizes of the source's files tell, and nothing is proved.
+    """
+    if not (result / CERTIFICATE).is_file():
+        return ()
+    try:
+        certificate = Certificate.read(result)
+    except (InputError, ModelError):
+        return ()
+    files = ((source / name, each.size) for name, each in certificate.source.items())
+    is_source = all(file.is_file() and file.stat().st_size == size for file, size in files)
+    return certificate.operations if is_source else ()
+
+
 def certify(
     plan: FoldPlan,
     written: Written,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from normkit.checkpoint.build_model import quiet_libraries
-from normkit.checkpoint.certificate import Certificate
-from normkit.checkpoint.model_folder import CERTIFICATE
+from normkit.checkpoint.certificate import operations_between
 from normkit.comparison.contrasts import (
     Contrast,
     Survey,
@@ -144,20 +142,8 @@ def compare_sides(
     if "conventions" in lacking and not is_compared:
         reasons = "; ".join(dict.fromkeys([lacking["conventions"], lacking.get("values", "they share no norm")]))
         raise InputError(f"nothing of {names[0]} and {names[1]} can be compared: {reasons}")
-    return replace(found, not_looked_at=lacking, folded_by=_operations(port.path, reference.path))
-
-
-def _operations(port: Path | None, reference: Path | None) -> tuple[str, ...]:
-    """The operations that made a folder from another, as its certificate says; the sizes of the source's files tell."""
-    if port is None or reference is None or not (port / CERTIFICATE).is_file():
-        return ()
-    try:
-        certificate = Certificate.read(port)
-    except NormkitError:
-        return ()
-    files = ((reference / name, each.size) for name, each in certificate.source.items())
-    is_source = all(file.is_file() and file.stat().st_size == size for file, size in files)
-    return certificate.operations if is_source else ()
+    made = () if port.path is None or reference.path is None else operations_between(reference.path, port.path)
+    return replace(found, not_looked_at=lacking, folded_by=made)
 
 
 def _named(side: Side, name: str) -> Side:
