@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+Value = TypeVar("Value", bound=Hashable)
 
 
 def offer(name: str, known: Collection[str], listing: str = "") -> str:
@@ -55,6 +57,19 @@ def counted(number: int, noun: str) -> str:
     """
     several = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else several}"
+
+
+def by_value(found: Mapping[str, Value]) -> dict[Value, tuple[str, ...]]:
+    """Each value -> the names that have it, both in their order.
+
+    Example:
+        >>> by_value({"a": 1, "b": 2, "c": 1})
+        {1: ('a', 'c'), 2: ('b',)}
+    """
+    names: dict[Value, list[str]] = {}
+    for name, value in found.items():
+        names.setdefault(value, []).append(name)
+    return {value: tuple(each) for value, each in names.items()}
 
 
 def shortened(names: Sequence[str], most: int = 3) -> str:

@@ -10,7 +10,7 @@ from normkit.comparison.pairing import Change
 from normkit.comparison.value_groups import TensorValue, ValueGroup
 from normkit.identification.report import LABELS, parts_of
 from normkit.show.grouping import pattern
-from normkit.text import counted, shortened
+from normkit.text import by_value, counted, shortened
 
 if TYPE_CHECKING:
     from normkit.comparison.differences import Comparison, Level
@@ -136,8 +136,7 @@ def _of_values(found: Values) -> Iterator[Cause]:
 def _of_matrices(comparison: Comparison) -> Iterator[Cause]:
     """Matrices that are not the reference's."""
     wrong = comparison.wrong_matrices
-    for what in dict.fromkeys(wrong.values()):
-        names = [name for name, each in wrong.items() if each == what]
+    for what, names in by_value(wrong).items():
         which = matrices(names)
         which = f"{which[0].upper()}{which[1:]}"
         says = {

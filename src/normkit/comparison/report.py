@@ -13,7 +13,7 @@ from normkit.comparison.rows import Birth, Rows
 from normkit.comparison.values import Values
 from normkit.show.grouping import merged
 from normkit.show.parts import Column, Fact, Section, Table, Tone, Verdict, printable
-from normkit.text import counted, shortened, significant
+from normkit.text import by_value, counted, shortened, significant
 
 if TYPE_CHECKING:
     from normkit.comparison.differences import Comparison, Level, Pair
@@ -79,8 +79,7 @@ def values_facts(found: Values) -> tuple[Fact, ...]:
         facts.insert(0, Fact("missing", listed(found.missing), "error"))
     if found.extra:
         facts.insert(0, Fact("only in the port", listed(found.extra), "error"))
-    for where in dict.fromkeys(found.elsewhere.values()):
-        names = [name for name, place in found.elsewhere.items() if place == where]
+    for where, names in by_value(found.elsewhere).items():
         label, said = ("not read", where[10:]) if where.startswith("not read: ") else ("elsewhere", where)
         facts.append(Fact(label, f"{counted(len(names), 'tensor')} ({shortened(names, 2)}): {said}"))
     pairing = {each.paired_by for each in found.tensors} - {"name"}
@@ -88,8 +87,7 @@ def values_facts(found: Values) -> tuple[Fact, ...]:
         by_order = sum(each.paired_by == "order" for each in found.tensors)
         facts.append(Fact("paired", f"{by_order} of {len(found.tensors)} by their order alone", "note"))
     others = found.others
-    for what in dict.fromkeys(others.matrices.values()):
-        names = [name for name, each in others.matrices.items() if each == what]
+    for what, names in by_value(others.matrices).items():
         tone: Tone = "note" if what == "other values" else "error"
         facts.append(Fact("matrices", f"{shortened(names, 2)}: {what}", tone))
     facts += [Fact("matrices", f"{shortened(names, 2)}: {words}", "note") for words, names in others.near.items()]

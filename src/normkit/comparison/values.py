@@ -21,7 +21,7 @@ from normkit.comparison.running_statistics import RunningStatistics, compare_run
 from normkit.comparison.runtimes import Convention, convention, elsewhere, judged
 from normkit.comparison.value_groups import Role, TensorValue, ValueGroup, grouped, origins, with_layer_order
 from normkit.comparison.weights import Weights
-from normkit.text import shortened
+from normkit.text import by_value, shortened
 
 Progress = Callable[[str, int, int], None]
 ROLES: tuple[Role, Role] = ("weight", "bias")
@@ -64,8 +64,7 @@ class Values:
     @property
     def unread(self) -> Mapping[str, tuple[str, ...]]:
         """How a file holds quantized matrices that are not read -> their names."""
-        forms = dict.fromkeys(self.packed.values())
-        return {form: tuple(name for name, each in self.packed.items() if each == form) for form in forms}
+        return by_value(self.packed)
 
     @property
     def is_right(self) -> bool | None:
