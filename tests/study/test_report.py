@@ -73,6 +73,8 @@ def test_the_terminal_shows_published_beside_measured_and_counts_verdicts():
         "yes",
     ]
     assert lines[-1] == "indicative, 3 seeds: 2 claims: 1 reproduced, 1 not reproduced"
+    more = text_of(invented(1.5, 1.6, 1.7), invented(0.5, 0.4, 0.6, 0.5, 0.4)).splitlines()
+    assert more[-1] == "indicative, 3 to 5 seeds: 2 claims: 1 reproduced, 1 not reproduced"
     assert max(map(len, lines)) <= 100
 
 

@@ -18,7 +18,7 @@ from normkit.show.terminal import Words, answer, headed, marked
 from normkit.study.arm_context import Setting
 from normkit.study.figures import study_drawing
 from normkit.study.result import Decided, StudyResult, Verdict
-from normkit.text import counted, significant, spread
+from normkit.text import count_spread, counted, significant, spread
 
 _HERE = Path(__file__).parent
 _TONES: dict[Verdict, Tone] = {
@@ -104,8 +104,10 @@ def summary(results: Sequence[StudyResult]) -> RenderableType:
             parts.append(marked("neutral", f"not run: {fact.label}: {fact.value}"))
         if claims.facts:
             parts.append("")
-    warnings = dict.fromkeys(result.indicative for result in results if result.indicative)
-    return Group(*parts, Words(": ".join((*warnings, headline(_verdicts(results)))), "bold"))
+    few = [len(result.measured) for result in results if result.indicative]
+    seeds = counted(few[0], "seed") if len(set(few)) == 1 else f"{count_spread(few)} seeds"
+    warning = f"indicative, {seeds}: " if few else ""
+    return Group(*parts, Words(f"{warning}{headline(_verdicts(results))}", "bold"))
 
 
 def write(result: StudyResult, folder: Path) -> Path:
