@@ -49,7 +49,7 @@ def _measure(context: ArmContext, _arm: Arm) -> Measurement:
 
     def ids(place: int) -> Tensor:
         part = text[(place * 100_003) % (len(text) - 20_000) :][: 12 * context["window"]]
-        tokens = tokenizer(part.decode(errors="ignore")).input_ids if tokenizer else list(part)
+        tokens = tokenizer(part.decode(errors="ignore"), verbose=False).input_ids if tokenizer else list(part)
         return torch.tensor([tokens[: context["window"] + 1]], device=context.device)
 
     return measured(model, ids(context.seed), [ids(1_000 + 2 * context.seed + other) for other in range(2)])
