@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
 from normkit.errors import InputError, ModelError
-from normkit.identification.products import ProductsInFloat32
+from normkit.identification.products import quick_products
 from normkit.identification.state import buffers_kept, in_mode
 from normkit.inspection.result import Inspection
 from normkit.measurement.running import evaluating
@@ -39,7 +39,7 @@ def training_step(loaded: LoadedModel, batches: Batches) -> Inspection:
     model, batch = loaded.model, batches.batches[0]
     with quiet_libraries(), evaluating(model):
         check_runs(model, batch)
-    with quiet_libraries(), _untouched(model), torch.random.fork_rng(devices=[]), ProductsInFloat32():
+    with quiet_libraries(), _untouched(model), torch.random.fork_rng(devices=[]), quick_products(model):
         torch.manual_seed(0)
         with watch(model, every=1, batch=batch, name=loaded.name, say=lambda _: None) as run:
             try:

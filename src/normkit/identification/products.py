@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -37,6 +38,12 @@ def software_dtypes() -> frozenset[torch.dtype]:
     asked = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
     answers = {dtype: getattr(torch.ops.mkldnn, name, None) for dtype, name in asked.items()}
     return frozenset(dtype for dtype, is_supported in answers.items() if is_supported and not is_supported())
+
+
+def quick_products(model: nn.Module) -> AbstractContextManager[object]:
+    """`ProductsInFloat32` where a model has parameters of `software_dtypes`; else nothing, as each call costs a little."""
+    slow = software_dtypes()
+    return ProductsInFloat32() if any(each.dtype in slow for each in model.parameters()) else nullcontext()
 
 
 class ProductsInFloat32(TorchFunctionMode):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normkit.conventions.rows import Rows
 from normkit.errors import InputError
 from normkit.identification.offloading import device_of
-from normkit.identification.products import ProductsInFloat32
+from normkit.identification.products import quick_products
 from normkit.identification.state import in_mode
 from normkit.text import counted
 
@@ -195,12 +195,12 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 def runner(model: nn.Module, batch: Batch) -> Callable[[], object]:
     """A call of the model on a batch on its own device, without a cache of keys and values.
 
-    Products of 16-bit matrices go the quick way that `ProductsInFloat32` describes.
+    Products of 16-bit matrices go the quick way that `quick_products` describes.
     """
     call = caller(model, prepared(model, batch))
 
     def run() -> object:
-        with ProductsInFloat32():
+        with quick_products(model):
             return call()
 
     return run
