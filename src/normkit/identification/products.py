@@ -41,7 +41,7 @@ def software_dtypes() -> frozenset[torch.dtype]:
 
 
 def quick_products(model: nn.Module) -> AbstractContextManager[object]:
-    """`ProductsInFloat32` where a model has parameters of `software_dtypes`; else nothing, as each call costs a little."""
+    """`ProductsInFloat32` where a model has parameters of `software_dtypes`; else nothing, as it slows each call."""
     slow = software_dtypes()
     return ProductsInFloat32() if any(each.dtype in slow for each in model.parameters()) else nullcontext()
 
