@@ -253,7 +253,8 @@ def _remarks(
         remarks.append(f"{counted(whole, 'gain')} {stay} whole, as {dtypes} would lose a bit of what remains")
     if "scale" in context.operations and any(edit.exponent for edit in edits):
         remarks.append("hidden states are smaller by that power of two; what norms make of them is the same")
-        if rounded := [edit for edit in edits if isinstance(edit, VectorEdit) and edit.added and edit.exponent]:
+        vectors = [edit for edit in edits if isinstance(edit, VectorEdit)]
+        if rounded := [edit for edit in vectors if edit.added and edit.exponent and not edit.offset]:
             remarks.append(
                 f"{counted(len(rounded), 'gain')}, stored less 1 in float32, {'is' if len(rounded) == 1 else 'are'} "
                 "rounded to it once more: no wider dtype can be written"

@@ -25,6 +25,9 @@ from normkit.text import shortened
 CHUNK = 2**22
 """The most numbers of a matrix that are held at once."""
 
+# Rows that tell whether to read a matrix at all.
+_FEW = 64
+
 NEAR = 0.05
 """The largest relative error of a column's norm in a matrix that is quantized, or whose rows are in another order."""
 
@@ -120,6 +123,16 @@ def folding(port: Weights, reference: Weights, readers: Readers, name: str, fact
     return Folding(is_folded=None, is_seen=bool(held), words=words)
 
 
+def begins(port: Weights, reference: Weights, readers: Readers, name: str, factor: Tensor) -> bool:
+    """Whether the first rows of a norm's first reader hold what its gain lost, to the last digit; as `folding`."""
+    for linear in readers.of.get(name, ())[:1]:
+        theirs = linear.weight if linear.weight in reference.source.tensors else linear.tied_to or linear.weight
+        ours = _counterpart(port, reference, linear.weight, theirs)
+        how = None if ours is None else _holds(port, reference, ours, theirs, linear.in_axis, factor, most=_FEW)
+        return how == "every number"
+    return False
+
+
 def holds_bias(port: Weights, reference: Weights, readers: Readers, name: str, bias: Tensor) -> bool | None:
     """Whether the biases of a norm's readers hold its bias: `b + W @ bias`; None if one of them is unknown.
 
@@ -168,8 +181,13 @@ def _counterpart(port: Weights, reference: Weights, name: str, theirs: str) -> s
     return None
 
 
-def _holds(port: Weights, reference: Weights, ours: str, theirs: str, axis: int, factor: Tensor) -> str | None:
-    """How the port's matrix is the reference's times the factor: "every number", "columns", "" if not; None if open."""
+def _holds(
+    port: Weights, reference: Weights, ours: str, theirs: str, axis: int, factor: Tensor, most: int | None = None
+) -> str | None:
+    """How the port's matrix is the reference's times the factor: "every number", "columns", "" if not; None if open.
+
+    With `most`, no more than so many rows of it.
+    """
     info, info_there = port.source.tensors[ours], reference.source.tensors[theirs]
     is_last = axis == len(info.shape) - 1
     if info.dtype not in FLOATS or info_there.dtype not in FLOATS or (not is_last and axis != 0):
@@ -179,7 +197,8 @@ def _holds(port: Weights, reference: Weights, ours: str, theirs: str, axis: int,
         return None
     # 16-bit numbers are compared to one unit of theirs, for which float32 is exact enough.
     wide = torch.float32 if {info.dtype, info_there.dtype} <= {"F16", "BF16"} else torch.float64
-    factor = factor.to(wide)
+    rows = min(rows, most or rows)
+    factor = factor.to(wide) if is_last else factor[:rows].to(wide)
     step = max(1, CHUNK // columns)
 
     def chunks() -> Iterator[tuple[int, Tensor, Tensor]]:

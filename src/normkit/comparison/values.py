@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normkit.comparison.folded_batch_norms import FoldedBatchNorm, compare_folded
-from normkit.comparison.folded_gains import Folding, folding, holds_bias, readers_of
+from normkit.comparison.folded_gains import Folding, begins, folding, holds_bias, readers_of
 from normkit.comparison.gguf_file import with_reference_names
 from normkit.comparison.other_tensors import OtherTensors, compare_others
 from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms, renamed
@@ -306,9 +306,10 @@ def _with_folds(
             gain = held_there.of(each.reference_name) + (theirs.adds if theirs else 0.0)
             if left.shape == gain.shape and not bool(((left == 0) & (gain != 0)).any()):
                 factor = torch.where(left == 0, 1.0, gain / left)
-                fold = folding(port, reference, readers, each.reference_name, factor)
+                asked = (port, reference, readers, each.reference_name, factor)
                 is_constant = each.relation.kind == "constant"
-                if is_constant or fold.is_folded:
+                fold = folding(*asked) if is_constant or begins(*asked) else None
+                if fold is not None and (is_constant or fold.is_folded):
                     factors |= dict.fromkeys(fold.held, factor) | dict.fromkeys(fold.held_in_rows, factor[:, None])
                     is_initial = bool((left == 1).all())
                     each = replace(each, relation=_folded(each, fold, is_initial=is_initial, kept=kept))
