@@ -5,7 +5,7 @@ python census/studies.py --from DIR     keep the results of the studies that DIR
 
 DIR is the folder `study` that `normkit study` left, with one study or all. What a page shows of a study, with the
 value of each seed, is kept in docs/explanation/studies/results. Results under other conditions than those of the
-committed file are refused.
+committed file are refused. A run with --first-seed is kept beside the first one: the page compares their verdicts.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ STUDY = """\
 - **Machine**: torch {torch} on {cpu}.
 - **Conditions**: [the file](conditions/{name}.json), sha256 `{sha256}`, {commit}.
 - **Tests**: {tests} on this page, corrected together; {seeds}. [The value of each seed](results/{name}.json).
-- **To repeat it**: `{command}`.
+{again}- **To repeat it**: `{command}`.
 - **To read the tables**: see [how to read the numbers](index.md#how-to-read-the-numbers).
 """
 
@@ -94,7 +94,8 @@ def main() -> None:
             files.write_text(CONDITIONS / f"{name}.json", load(name).conditions())
     if arguments.folder is not None:
         keep(arguments.folder)
-        for name, text in pages([_document(RESULTS / f"{name}.json") for name in NAMES if _has_results(name)]).items():
+        again = [_document(file) for file in sorted(RESULTS.glob("*-from-*.json"))]
+        for name, text in pages([_document(RESULTS / f"{name}.json") for name in NAMES], again).items():
             files.write_text(FOLDER / f"{name}.md", text)
 
 
@@ -112,7 +113,9 @@ def keep(folder: Path) -> None:
         committed = hashlib.sha256((CONDITIONS / f"{name}.json").read_bytes()).hexdigest()
         if committed != document["conditions_sha256"]:
             raise SystemExit(f"{name}: the conditions of the results are not those of its file; run it again")
-        files.write_text(RESULTS / f"{name}.json", json.dumps(shown(document), indent=1, ensure_ascii=False) + "\n")
+        kept = shown(document)
+        text = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
+        files.write_text(RESULTS / _file_name(name, kept["seeds"]), text)
 
 
 def shown(document: dict[str, Any]) -> dict[str, Any]:
@@ -127,16 +130,9 @@ def _document(file: Path) -> dict[str, Any]:
     return document
 
 
-def _has_results(name: str) -> bool:
-    return (RESULTS / f"{name}.json").exists()
-
-
-def _kept(name: str) -> tuple[list[tuple[str, str]], int]:
-    """The claims and verdicts of a page whose results are not kept, and its number of seeds, 0 without conditions."""
-    page = FOLDER / f"{name}.md"
-    text = page.read_text(encoding="utf-8") if page.exists() else ""
-    seeds = re.search(r"corrected together; (\d+) seed", text)
-    return re.findall(r"^## (.*)\n\n\*\*(.*?)\*\*\.", text, flags=re.MULTILINE), int(seeds[1]) if seeds else 0
+def _file_name(name: str, seeds: list[int]) -> str:
+    first = min(seeds, default=0)
+    return f"{name}-from-{first}.json" if first else f"{name}.json"
 
 
 def commit_of(name: str) -> str:
@@ -148,26 +144,26 @@ def commit_of(name: str) -> str:
     return f"commit {found.stdout.strip()}" if found.stdout.strip() else "not committed"
 
 
-def pages(studies: list[dict[str, Any]]) -> dict[str, str]:
+def pages(studies: list[dict[str, Any]], again: list[dict[str, Any]]) -> dict[str, str]:
     """The text of the index and of the page of each study, by name.
 
     Args:
-        studies: What is kept of the studies. The index takes the verdicts of another study from its page.
+        studies: What is kept of the studies.
+        again: What is kept of further runs of some of them, with other seeds.
     """
-    measured = {study["study"]: study for study in studies}
-    rows, verdicts, run = [], [], 0
-    for name in NAMES:
-        if name in measured:
-            found = [(claim["says"], _verdict(claim)) for claim in measured[name]["claims"]]
-            seeds = len(measured[name]["seeds"])
-        else:
-            found, seeds = _kept(name)
-        run += seeds > 0
-        verdicts += [verdict for _, verdict in found] if seeds else []
-        ledger = {claim.says: ", ".join(claim.ledger) for claim in load(name).claims}
-        for says, verdict in found:
-            count = "none yet" if verdict == "not run" else str(seeds)
-            rows.append(f"| [{name}]({name}.md) | {_cell(says)} | {verdict} | {count} | {ledger.get(says, '')} |\n")
+    rows: list[str] = []
+    for study in studies:
+        ledger = {claim.says: ", ".join(claim.ledger) for claim in load(study["study"]).claims}
+        seeds = len(study["seeds"])
+        for claim in study["claims"]:
+            cells = (
+                f"[{study['study']}]({study['study']}.md)",
+                _cell(claim["says"]),
+                _verdict(claim),
+                str(seeds) if seeds else "none yet",
+                ledger.get(claim["says"], ""),
+            )
+            rows.append(f"| {' | '.join(cells)} |\n")
     judged = [
         condition
         for name in NAMES
@@ -176,20 +172,23 @@ def pages(studies: list[dict[str, Any]]) -> dict[str, str]:
         if condition is not None and condition.judged
     ]
     introduction = INDEX.format(
-        headline=headline("reproduced only if" if "only if" in verdict else verdict for verdict in verdicts),
-        studies=f"{run} studies",
+        headline=headline(claim["verdict"] for study in studies if study["seeds"] for claim in study["claims"]),
+        studies=f"{sum(bool(study['seeds']) for study in studies)} studies",
         all_studies=len(NAMES),
         own=sum(condition.bound == "ours" for condition in judged),
         conditions=len(judged),
     )
-    return {"index": introduction + "".join(rows)} | {study["study"]: _study(study) for study in studies}
+    return {"index": introduction + "".join(rows)} | {
+        study["study"]: _study(study, [other for other in again if other["study"] == study["study"]])
+        for study in studies
+    }
 
 
 def _headline(claims: list[dict[str, Any]]) -> str:
     return headline(claim["verdict"] for claim in claims) + "."
 
 
-def _study(study: dict[str, Any]) -> str:
+def _study(study: dict[str, Any], again: list[dict[str, Any]]) -> str:
     lines = [
         STUDY.format(
             title=study["title"],
@@ -204,6 +203,7 @@ def _study(study: dict[str, Any]) -> str:
             commit=commit_of(study["study"]),
             tests=study["tests"],
             seeds=_seeds(study),
+            again="".join(_compared(study, other) for other in again),
             command=_command(study),
         )
     ]
@@ -250,6 +250,20 @@ def _seeds(study: dict[str, Any]) -> str:
         return "no seed yet"
     words = f"{counted(len(seeds), 'seed')}, {seeds[0]} to {seeds[-1]}"
     return f"{words}, which are few: {study['indicative']}" if study["indicative"] else words
+
+
+def _compared(study: dict[str, Any], again: dict[str, Any]) -> str:
+    """One line: do other seeds give the same verdicts?"""
+    seeds = again["seeds"]
+    verdicts = {claim["says"]: _verdict(claim) for claim in again["claims"]}
+    other = [claim["says"] for claim in study["claims"] if verdicts[claim["says"]] != _verdict(claim)]
+    told = "; ".join(f'"{says}" is {verdicts[says]} there' for says in other)
+    count = counted(len(verdicts), "claim")
+    return (
+        f"- **Again with seeds {seeds[0]} to {seeds[-1]}**: "
+        + (f"other verdicts on {len(other)} of {count}: {told}" if other else f"the same verdict on {count}")
+        + f". [The value of each of these seeds](results/{_file_name(study['study'], seeds)}).\n"
+    )
 
 
 def _command(study: dict[str, Any]) -> str:

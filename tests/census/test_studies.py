@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -51,11 +52,27 @@ STUDY = {
 }
 
 
-def test_the_index_has_a_row_for_each_claim_of_results_and_of_older_pages() -> None:
-    index = studies.pages([studies.shown(STUDY)])["index"]
+def test_the_index_has_a_row_for_each_claim() -> None:
+    index = studies.pages([studies.shown(STUDY)], [])["index"]
     assert "| [depth](depth.md) | Norms help | reproduced only if the model is deep | 1 |  |" in index
-    assert "| [massive](massive.md) | Attention concentrates on the token of massive activations | " in index
     assert " reproduced in a regime only" in index
+
+
+def test_a_run_with_other_seeds_is_kept_beside_the_first_and_compared(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(studies, "RESULTS", tmp_path / "kept")
+    fixed = hashlib.sha256((studies.CONDITIONS / "depth.json").read_bytes()).hexdigest()
+    later = {"100": {"left": {}}, "101": {"left": {}}}
+    again = {**STUDY, "conditions_sha256": fixed, "measurements": later}
+    (tmp_path / "depth").mkdir()
+    (tmp_path / "depth" / "results.json").write_text(json.dumps(again))
+    studies.keep(tmp_path)
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["depth-from-100.json"]
+    first = studies.shown(STUDY)
+    page = studies.pages([first], [studies.shown(again)])["depth"]
+    assert "**Again with seeds 100 to 101**: the same verdict on 1 claim. [The value of each" in page
+    other = studies.shown({**again, "claims": [{**CLAIM, "verdict": "undecided", "only_if": ""}]})
+    page = studies.pages([first], [other])["depth"]
+    assert 'seeds 100 to 101**: other verdicts on 1 of 1 claim: "Norms help" is undecided there. [' in page
 
 
 def test_results_under_other_conditions_are_refused_and_nothing_is_kept(tmp_path: Path, monkeypatch: Any) -> None:
@@ -73,7 +90,7 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_page_has_the_claim_its_conditions_and_what_inspect_says() -> None:
-    page = studies.pages([studies.shown(STUDY)])["depth"]
+    page = studies.pages([studies.shown(STUDY)], [])["depth"]
     assert page.startswith("# Depth\n\nDo norms help?")
     assert "## Norms help\n\n**reproduced only if the model is deep**. Source: a paper, table 1. Decides C70" in page
     assert r"| the ratio \|a\| / \|b\| is at most 1 | no number; our bound | 0.500 [0.250 to inf] | 1/2 |" in page
