@@ -22,7 +22,7 @@ from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 
 WIDTH, LAYERS, MODEL_WIDTH = 4096, 32, 512
-ONE, ALL, CONVERTED = 0.150, 4.0, 8.0
+ONE, ALL, CONVERTED = 0.025, 4.0, 8.0
 """The bars, in seconds."""
 
 

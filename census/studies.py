@@ -36,7 +36,7 @@ These pages tell you which published statements about normalization hold when so
 trains small models and compares a paper's statement with its own numbers.
 
 **Result** of {studies} of {all_studies} that were run under the conditions below: {headline}.
-
+{again}
     normkit study                                        # the studies, and how long each takes
     normkit study --all                                  # these
     python census/studies.py --from normkit-out/study    # writes these pages
@@ -175,6 +175,7 @@ def pages(studies: list[dict[str, Any]], again: list[dict[str, Any]]) -> dict[st
         headline=headline(claim["verdict"] for study in studies if study["seeds"] for claim in study["claims"]),
         studies=f"{sum(bool(study['seeds']) for study in studies)} studies",
         all_studies=len(NAMES),
+        again=_repeated(studies, again),
         own=sum(condition.bound == "ours" for condition in judged),
         conditions=len(judged),
     )
@@ -252,13 +253,30 @@ def _seeds(study: dict[str, Any]) -> str:
     return f"{words}, which are few: {study['indicative']}" if study["indicative"] else words
 
 
+def _repeated(studies: list[dict[str, Any]], again: list[dict[str, Any]]) -> str:
+    """One paragraph: how many verdicts other seeds confirm."""
+    if not again:
+        return ""
+    names = {other["study"] for other in again}
+    other = sum(len(_otherwise(study, run)) for study in studies for run in again if study["study"] == run["study"])
+    claims = sum(len(run["claims"]) for run in again)
+    return (
+        f"\n{len(names)} of the studies were run a second time, with ten other seeds: {claims - other} of their "
+        f"{claims} claims got the same verdict. Their pages name the others.\n"
+    )
+
+
+def _otherwise(study: dict[str, Any], again: dict[str, Any]) -> dict[str, str]:
+    """The claims that have another verdict with other seeds, and that verdict."""
+    first = {claim["says"]: _verdict(claim) for claim in study["claims"]}
+    return {claim["says"]: _verdict(claim) for claim in again["claims"] if _verdict(claim) != first[claim["says"]]}
+
+
 def _compared(study: dict[str, Any], again: dict[str, Any]) -> str:
     """One line: do other seeds give the same verdicts?"""
-    seeds = again["seeds"]
-    verdicts = {claim["says"]: _verdict(claim) for claim in again["claims"]}
-    other = [claim["says"] for claim in study["claims"] if verdicts[claim["says"]] != _verdict(claim)]
-    told = "; ".join(f'"{says}" is {verdicts[says]} there' for says in other)
-    count = counted(len(verdicts), "claim")
+    seeds, count = again["seeds"], counted(len(again["claims"]), "claim")
+    other = _otherwise(study, again)
+    told = "; ".join(f'"{says}" is {verdict} there' for says, verdict in other.items())
     return (
         f"- **Again with seeds {seeds[0]} to {seeds[-1]}**: "
         + (f"other verdicts on {len(other)} of {count}: {told}" if other else f"the same verdict on {count}")

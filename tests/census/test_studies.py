@@ -71,7 +71,9 @@ def test_a_run_with_other_seeds_is_kept_beside_the_first_and_compared(tmp_path: 
     page = studies.pages([first], [studies.shown(again)])["depth"]
     assert "**Again with seeds 100 to 101**: the same verdict on 1 claim. [The value of each" in page
     other = studies.shown({**again, "claims": [{**CLAIM, "verdict": "undecided", "only_if": ""}]})
-    page = studies.pages([first], [other])["depth"]
+    written = studies.pages([first], [other])
+    assert "1 of the studies were run a second time, with ten other seeds: 0 of their 1 claims" in written["index"]
+    page = written["depth"]
     assert 'seeds 100 to 101**: other verdicts on 1 of 1 claim: "Norms help" is undecided there. [' in page
 
 
