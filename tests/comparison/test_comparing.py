@@ -16,7 +16,7 @@ from normkit.files import json_text
 
 pytestmark = pytest.mark.slow
 
-MIDDLE = "transformer.h.3.ln_2"
+MIDDLE = "transformer.h.1.ln_2"
 
 
 def test_json_is_plain_and_finite(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]) -> None:

@@ -91,6 +91,7 @@ def test_a_graph_of_onnx_multiplies_by_a_matrix_or_by_its_transpose() -> None:
     assert compared({**reference, OUT: drawn}, reference, runtime="ONNX").others.matrices == {OUT: "unrelated"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "TQ2_0"])
 def test_quantization_is_no_finding(kind: str) -> None:
     gguf = pytest.importorskip("gguf")

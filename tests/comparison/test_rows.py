@@ -72,6 +72,7 @@ def is_gemma(reference: Reference) -> bool:
     return "Gemma" in type(reference.model).__name__
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 def test_a_right_port_with_other_names_is_no_more_different_than_rounding(exact: Reference) -> None:
     found = exact.against("")
@@ -82,6 +83,7 @@ def test_a_right_port_with_other_names_is_no_more_different_than_rounding(exact:
     assert found.steps[-1].units < 8
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 def test_the_output_of_a_norm_whose_gain_is_folded_differs_by_design(exact: Reference) -> None:
     port = port_of(exact.model, "")
@@ -175,8 +177,8 @@ def test_each_fault_is_born_where_it_was_planted(exact: Reference, fault: str) -
 HIDDEN = {"rope base": "Llama", "gelu": "Gemma", "eps": "", "softcap": "", "cast order": ""}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", [fault for fault in BORN if fault not in HIDDEN])
 def test_most_show_in_bfloat16_too(rounded: Reference, fault: str) -> None:
     found = rounded.against(fault)
@@ -213,6 +215,7 @@ def test_another_cast_order_is_named_with_its_norms(rounded: Reference) -> None:
     assert found.verdict.startswith(f"within rounding, but {count} norms of the port have other bits (stack.1.a, ")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 def test_another_eps_shows_in_the_bits_of_bfloat16(rounded: Reference) -> None:
     found = rounded.against("eps")
@@ -232,6 +235,7 @@ def test_an_eps_and_an_offset_are_named(exact: Reference) -> None:
         assert "with weight instead of 1 + weight" in cause.words
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 def test_words_of_the_wiring(exact: Reference) -> None:
     behind = "model.layers.1." + ("pre_feedforward_layernorm" if is_gemma(exact) else "post_attention_layernorm")
@@ -264,6 +268,7 @@ def test_without_the_own_rounding_the_rounding_of_the_dtype_counts(exact: Refere
     assert right.outputs_agree
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 def test_recordings_in_files_are_compared_alike(rounded: Reference, tmp_path) -> None:
     port = recorded(port_of(rounded.model, "swapped gains"), IDS)
