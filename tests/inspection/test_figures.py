@@ -210,8 +210,11 @@ def test_numbers_that_are_not_finite_leave_gaps(healthy):
 
 
 @pytest.mark.slow
-def test_an_svg_of_twelve_layers_weighs_at_most_40_kb(twelve):
-    sizes = {drawing.name: len(drawing.svg().encode()) for drawing in drawings(twelve)}
+def test_an_svg_of_twelve_layers_weighs_at_most_40_kb_and_has_the_same_bytes_again(twelve):
+    first, *others = drawings(twelve)
+    text = first.svg()
+    assert input_scale(twelve).svg() == text
+    sizes = {drawing.name: len(drawing.svg().encode()) for drawing in others} | {first.name: len(text.encode())}
     assert len(sizes) == 6
     assert max(sizes.values()) <= 40_000, sizes
 
