@@ -24,7 +24,7 @@ from normkit.rules.finding import Finding
 VOCABULARY, WIDTH = 99, 64
 
 
-def _tiny(family: str, layers: int = 3, **options: Any) -> nn.Module:
+def _tiny(family: str, layers: int = 2, **options: Any) -> nn.Module:
     import transformers
 
     shared = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
@@ -80,7 +80,7 @@ class Block(nn.Module):
 class Plain(nn.Module):
     """A model that no library knows: it has no config, so nothing tells what was intended."""
 
-    def __init__(self, norm: Callable[[int], nn.Module] = nn.LayerNorm, layers: int = 3, scale: float = 1.0) -> None:
+    def __init__(self, norm: Callable[[int], nn.Module] = nn.LayerNorm, layers: int = 2, scale: float = 1.0) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)

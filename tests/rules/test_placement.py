@@ -46,7 +46,7 @@ class Headed(GPT2LMHeadModel):
 
 
 def test_a_residual_taken_after_the_norm(models, inspected, finding, status):
-    model = models.tiny("GPT2")
+    model = models.tiny("GPT2", layers=3)
     assert status(inspected(model), "D1") == "clean"
     for index in (1, 2):
         block = ResidualAfterNorm(model.config, layer_idx=index)
@@ -80,7 +80,7 @@ def test_a_norm_of_the_embedding_in_the_first_block(is_of_first):
 
 
 def test_a_list_of_branches_that_are_added_outside(models, inspected, status):
-    class Branches(type(models.plain())):
+    class Branches(type(models.plain(layers=3))):
         def forward(self, input_ids):
             x = self.embedding(input_ids)
             for block in self.blocks:
@@ -109,7 +109,7 @@ class Squared(nn.Module):
 
 
 def test_a_final_norm_that_is_missing(models, inspected, finding, status):
-    model = models.tiny("GPT2")
+    model = models.tiny("GPT2", layers=3)
     assert status(inspected(model), "D3") == "clean"
     model.transformer.ln_f = nn.Identity()
     found = finding(inspected(model), "D3")
@@ -138,7 +138,7 @@ def test_a_norm_called_as_a_function_is_not_missing(models, inspected, status):
             x = hidden_states + self.attn(F.layer_norm(hidden_states, (64,)), attention_mask=attention_mask)[0]
             return x + self.mlp(F.layer_norm(x, (64,)))
 
-    model = models.tiny("GPT2")
+    model = models.tiny("GPT2", layers=3)
     for index in range(3):
         block = Functional(model.config, layer_idx=index)
         block.ln_1, block.ln_2 = nn.Identity(), nn.Identity()
@@ -150,21 +150,21 @@ def test_a_norm_called_as_a_function_is_not_missing(models, inspected, status):
 
 @pytest.mark.slow
 def test_norms_of_parts_that_do_not_run_are_not_missing(models, inspected, status):
-    model = models.tiny("GPT2")
+    model = models.tiny("GPT2", layers=3)
     del model.transformer.h[2]
     assert status(inspected(model), "D3") == "clean"
     config = T5Config(vocab_size=99, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
     whole = T5ForConditionalGeneration(config).eval()
     whole.forward = whole.encoder.forward
     assert status(inspected(whole), "D3") == "clean"
-    assert status(inspected(models.plain()), "D3") == "not checked"
+    assert status(inspected(models.plain(layers=3)), "D3") == "not checked"
 
 
 def test_declared_norms_that_are_gone(models, inspected, finding, status):
-    model = models.plain()
+    model = models.plain(layers=3)
     declared = infer(inspected(model), source="intent.json")
     assert status(inspected(model, intent=declared), "D3") == "clean"
-    shorter = models.plain()
+    shorter = models.plain(layers=3)
     del shorter.blocks[2]
     assert status(inspected(shorter, intent=declared), "D3") == "clean"
     model.norm, model.blocks[1].norm_2 = nn.Identity(), nn.Identity()
@@ -175,14 +175,14 @@ def test_declared_norms_that_are_gone(models, inspected, finding, status):
 
 
 def test_a_declared_final_norm_that_runs_elsewhere(models, inspected, finding):
-    class Early(type(models.plain())):
+    class Early(type(models.plain(layers=3))):
         def forward(self, input_ids):
             x = self.norm(self.embedding(input_ids))
             for block in self.blocks:
                 x = block(x)
             return self.head(x)
 
-    declared = infer(inspected(models.plain()), source="intent.json")
+    declared = infer(inspected(models.plain(layers=3)), source="intent.json")
     found = finding(inspected(Early(), intent=declared), "D3")
     assert found.sites == ("norm",)
     assert "declared as the final norm; it runs, but nothing" in found.evidence[0]
@@ -198,7 +198,7 @@ def test_a_residual_after_the_norm_is_no_design_that_a_first_run_declares(models
             x = self.norm(x)
             return x + self.mlp(x)
 
-    model = models.plain()
+    model = models.plain(layers=3)
     model.blocks = nn.ModuleList(After(block) for block in model.blocks)
     declared = infer(inspected(model))
     assert set(declared.placements.values()) == {"pre"}
@@ -238,7 +238,7 @@ def test_a_norm_whose_output_nothing_reads(models, inspected, finding):
 
 @pytest.mark.slow
 def test_a_pre_norm_stack_of_an_unknown_model_without_a_final_norm(models, inspected, finding, status):
-    model = models.plain()
+    model = models.plain(layers=3)
     model.norm = nn.Identity()
     found = finding(inspected(model), "D3")
     assert (found.severity, found.sites) == ("note", ("blocks.2",))
@@ -263,7 +263,7 @@ def test_a_single_block_that_is_placed_unlike_all_others(models, inspected, find
     [(1, "identity", "warning"), (2, None, "warning"), (0, "identity", "note"), (1, "uncalled", "warning")],
 )
 def test_a_norm_that_all_other_blocks_have(models, inspected, block, change, severity):
-    model = models.plain()
+    model = models.plain(layers=3)
     assert finding_of(inspected(model), "D3") is None
     chosen = model.blocks[block]
     if change == "uncalled":

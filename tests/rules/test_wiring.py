@@ -98,7 +98,7 @@ def test_a_norm_that_is_called_twice(models, inspected, finding, status):
 
 @pytest.mark.slow
 def test_two_norms_of_the_config_that_are_one(models, inspected, finding):
-    model = models.tiny("Llama")
+    model = models.tiny("Llama", layers=3)
     model.model.layers[2].input_layernorm = model.model.layers[1].input_layernorm
     inspection = inspected(model)
     found = finding(inspection, "D4")

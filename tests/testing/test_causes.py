@@ -18,7 +18,7 @@ LAYER = specs.TORCH_LAYER_NORM
 RMS = specs.OLMO2
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("asked", "change", "check", "expected", "found"),
     [
