@@ -31,6 +31,7 @@ def failed(*paths: Path, **given: Any) -> dict[str, str]:
     return {check.name: check.what for check in found.checks if check.passed is False}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "dtype", "choices"),
     [
@@ -52,7 +53,8 @@ def test_a_fold_of_each_dtype_and_arrangement_is_proved_with_and_without_its_met
 def test_one_flipped_bit_of_any_kind_of_tensor_is_found_by_its_name(tmp_path):
     source, _, made = folded("llama", tmp_path)
     whole = made.read_bytes()
-    for tensor in gguf.GGUFReader(made).tensors:
+    # The blocks are alike.
+    for tensor in (each for each in gguf.GGUFReader(made).tensors if not each.name.startswith("blk.1.")):
         for place in (0, int(tensor.n_bytes) - 1):
             changed = bytearray(whole)
             changed[int(tensor.data_offset) + place] ^= 1

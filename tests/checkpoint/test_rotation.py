@@ -84,7 +84,7 @@ def turned(family: str, **options: Any) -> tuple[float, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("family", "tied"), TIES)
 def test_rotated_a_model_computes_the_same(family, tied):
     error, reasons = turned(family, tied=tied, eps=None if family in SET_BY_HAND else 1e-2)

@@ -53,6 +53,7 @@ def tokens_of(samples=2, length=8):
     return torch.randint(3, 50, (samples, length))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"), [*((family, torch.float64) for family in PER_LAYER), ("Gemma2", torch.float32)], ids=str

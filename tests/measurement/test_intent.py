@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import transformers
 from torch import nn
 
+from forks import Fork
 from normkit import specs
 from normkit.measurement.intent import stock_intent
 
@@ -194,7 +192,9 @@ def test_transformers_is_not_imported_for_other_models():
         "model = torch.nn.LayerNorm(4); model.config = object(); "
         "assert stock_intent(model) is None; assert 'transformers' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    process = Fork(script, ours=False)
+    assert process.communicate() == ("", "")
+    assert process.returncode == 0
 
 
 def test_norms_that_share_a_parameter_in_the_stock_class():

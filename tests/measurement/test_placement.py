@@ -85,7 +85,7 @@ def roles_in(roles, block):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "dtype"), diagonal([*FAMILIES], [torch.float32, torch.bfloat16]))
 def test_families(name, dtype):
     config, placement, roles = FAMILIES[name]

@@ -54,6 +54,7 @@ def changed(models, **norms):
     return models.train(model)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("norm", "rule", "words"),
     [

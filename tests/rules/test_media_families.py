@@ -39,7 +39,7 @@ _PLACEMENTS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", MODELS)
 def test_untrained_models_are_clean(family):
     model, batch = media_model(family)
@@ -72,7 +72,7 @@ _FURTHER: dict[str, tuple[dict[str, int], dict[str, int], str | None]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", OTHERS)
 def test_models_of_several_inputs_or_without_attention_are_clean(family):
     model, batch = other_model(family)

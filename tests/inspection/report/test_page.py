@@ -72,6 +72,7 @@ def watched(inspection, kind, *arguments):
     return dataclasses.replace(inspection, training=kind(inspection, *arguments))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["faulty", "spiking", "hostile", "hostile_run", "empty", "gauged"])
 def test_every_page_is_well_formed_and_holds_its_inspection(name, request):
