@@ -134,7 +134,6 @@ def test_a_norm_written_anew_computes_the_same(family):
         torch.testing.assert_close(altered_norms.Altered(norm, altered_norms.right)(x), norm(x))
 
 
-@pytest.mark.sampled(26)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_changes_the_model(fault):
     family = fault.families[0]

@@ -212,7 +212,7 @@ def test_a_carried_file_that_is_gone_is_missed_though_the_certificate_forgot_it(
     assert failed(verify(pair.source, pair.result)) == {"file names": "tokenizer.json is missing"}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("path", "value", "name", "said"),
     [

@@ -31,7 +31,6 @@ def failed(*paths: Path, **given: Any) -> dict[str, str]:
     return {check.name: check.what for check in found.checks if check.passed is False}
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "dtype", "choices"),
     [

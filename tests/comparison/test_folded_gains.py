@@ -169,7 +169,6 @@ def test_what_normkit_folds_is_right(tmp_path: Path) -> None:
     assert {each.relation.kind for each in found.tensors} == {"equal", "folded"}
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("operations", [["exponent"], ["gain", "final"]])
 def test_a_fold_with_a_head_of_its_own_is_the_same_by_its_numbers(tmp_path: Path, operations: list[str]) -> None:
@@ -191,7 +190,6 @@ def test_a_gain_that_was_divided_is_right_where_all_its_readers_were_multiplied(
     assert value(port | {READERS[1]: held[READERS[1]]}).relation.kind == "different"
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"operations": ["rotate"], "untie": True}, {"operations": ["scale"], "halvings": 3}]

@@ -57,7 +57,6 @@ def ids() -> dict[str, Tensor]:
     return {"input_ids": torch.randint(TOKENS, (2, 24), generator=torch.Generator().manual_seed(1))}
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["norm", "other"])
 def test_statistics_over_the_positions_are_named(name: str, ids: dict[str, Tensor]) -> None:
     found = compare(Stack("positions", name), Stack(), ids)
@@ -74,7 +73,6 @@ def test_a_reference_over_the_positions_is_compared_too(ids: dict[str, Tensor]) 
     assert found.rows.birth.path == "norms.norm0"
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["norm", "other"])
 def test_a_division_by_the_mean_magnitude_is_named_and_not_missing(name: str, ids: dict[str, Tensor]) -> None:
     found = compare(Stack("magnitudes", name), Stack(), ids)

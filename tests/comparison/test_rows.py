@@ -162,7 +162,6 @@ BORN = {
 }
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", BORN)
 def test_each_fault_is_born_where_it_was_planted(exact: Reference, fault: str) -> None:

@@ -85,7 +85,6 @@ WRONG = {
 }
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_what_differs_is_refused(name):

@@ -180,7 +180,7 @@ FOUND_BY_AXE = """async (rules) => {
 
 
 # Every rule in one scheme; in the others those that look at colours.
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.parametrize(
     ("settings", "rules"),

@@ -18,7 +18,6 @@ LENGTHS += [1000, 1023, 1025, 2049, 4095, 4096, 4097, 8193]
 MIXED = [("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "fp16"), ("bf16", "fp64")]
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", ROWS)
 def test_16_bit_outputs_are_rounded_once_a_cast(name, dtype):

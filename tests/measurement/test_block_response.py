@@ -191,7 +191,6 @@ def silent(b, x):
     return x + 0.0 * b.a(b.n1(x))
 
 
-@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("wiring", "placement", "roles"),
     [

@@ -51,7 +51,6 @@ def plain(models, norm=nn.LayerNorm, added=0.0, zeros=False):
     return model
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "norm", "severity", "words"),
@@ -74,7 +73,6 @@ def test_one_norm_of_another_kind(models, inspected, finding, status, rule, norm
         assert [path for path, _ in inspection.unrecognised] == [GPT2]
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "norm", "options", "severity", "words"),

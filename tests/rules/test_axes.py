@@ -231,7 +231,6 @@ def test_one_number_of_groups_for_all_widths():
     assert finding_of(nk.inspect(model, x), "C18").severity == "note"
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["", "number", "strided", "places", "narrow"])
 def test_a_group_norm_over_other_rows_than_in_all_other_modules_of_a_class(fault):

@@ -69,7 +69,6 @@ def test_one_norm_of_another_kind(models, inspected, finding, status, rule, norm
     assert words in found.evidence[0]
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "norm", "severity", "words"),

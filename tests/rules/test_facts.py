@@ -54,7 +54,6 @@ def changed(models, **norms):
     return models.train(model)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("norm", "rule", "words"),
     [

@@ -197,7 +197,6 @@ def another(model):
     weight(model, LATER)[3] += 0.01
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),

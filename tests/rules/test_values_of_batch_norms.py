@@ -52,7 +52,6 @@ def spiked(part: torch.Tensor, _other: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.arange(WIDE) == 3, 100 * part, part)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "rule", "words", "declared"),

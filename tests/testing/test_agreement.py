@@ -53,7 +53,7 @@ class Bounded(Gain):
         return (self.weight.float() * rows).clamp(-self.of_outputs, self.of_outputs).to(x.dtype)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("bounds", [{"of_rows": 6.0}, {"of_rows": 7.5}, {"of_outputs": 6.0}, {"of_outputs": 10.0}])
 def test_outputs_that_are_bounded(bounds):
@@ -85,7 +85,6 @@ class Flushed(Gain):
         return (self.weight.float() * self.rms(torch.where(x.abs() < below, 0, x))).to(x.dtype)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("below", [None, 1e-9, 1e-4])
 def test_small_numbers_that_are_taken_for_zero_are_no_other_eps(below):

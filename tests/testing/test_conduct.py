@@ -147,7 +147,7 @@ class NegatesNothing(Right):
         return (self.weight.float().abs() * self.rms(x)).to(x.dtype)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("norm", "check", "words"),
     [

@@ -123,7 +123,6 @@ def test_large_numbers_in_16_bits_are_no_infinity():
     assert run.inspection().training.of("non-finite") == ()
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "loss", [2.5, 3, None, torch.tensor([2.5], requires_grad=True), torch.tensor(2.5).half(), torch.ones((), dtype=int)]

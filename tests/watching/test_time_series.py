@@ -57,7 +57,6 @@ def test_the_z_score_of_each_loss():
     assert series.last == pytest.approx(height("loss", losses, 9.0), rel=1e-5)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("last", "reason"), [(9.0, "a spike of the loss"), (2.3, ""), (math.inf, "an infinite loss"), (None, "")]
 )

@@ -139,7 +139,6 @@ def test_a_loop_is_the_same_with_a_watch(name: str):
     assert watched.said == []
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_trained_the_same_with_a_watch(name: str):
     plain, watched = Run(MODELS[name]).go(watched=False), Run(MODELS[name])

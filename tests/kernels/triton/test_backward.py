@@ -46,7 +46,6 @@ def check(spec, case):
     return assert_gradients(spec, moved(case))
 
 
-@pytest.mark.sampled(8)
 @pytest.mark.parametrize("sizes", [(20, 33), on_gpu_only((256, 384))])
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_gradients_of_every_preset(name, dtype, sizes):
@@ -104,7 +103,6 @@ def test_every_number_of_rows(name, dtype):
         check(FULL[name], draw(FULL[name], rows, 17, dtype=DTYPES[dtype]))
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtypes"),

@@ -20,7 +20,6 @@ LENGTHS = [1, 2, 3, 16, 17, 130, 1000]
 MIXED = [("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "fp16")]
 
 
-@pytest.mark.sampled(10)
 @pytest.mark.parametrize("sizes", [(64, 33), on_gpu_only((400, 768))])
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("name", ROWS)
