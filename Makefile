@@ -74,7 +74,7 @@ test-all: lint types oldest $(VENV)/.runtimes  ## the exhaustive products on top
 
 bench: $(DEVELOPED)  ## measure what the README states, on an idle machine (20 minutes)
 	@mkdir -p benchmarks/results
-	$(BIN)/normkit bench --pass forward --pass forward-out --pass forward+backward --seconds 0.5 --json > benchmarks/results/norms.json
+	$(BIN)/normkit bench --pass forward --pass forward-out --pass forward+backward --seconds 0.4 --json > benchmarks/results/norms.json
 	$(BIN)/python benchmarks/llama.py --json > benchmarks/results/llama.json
 	$(BIN)/python benchmarks/bars.py
 	$(BIN)/python benchmarks/norms_table.py
@@ -82,8 +82,8 @@ bench: $(DEVELOPED)  ## measure what the README states, on an idle machine (20 m
 	$(BIN)/python benchmarks/geometry_scaling.py
 	$(BIN)/python benchmarks/rms_against_layer.py
 	$(BIN)/python benchmarks/explorer.py
-	$(BIN)/python benchmarks/watch_overhead.py
-	$(BIN)/python benchmarks/folding.py --size 2 --shard 0.5
+	$(BIN)/python benchmarks/watch_overhead.py --rounds 20 --wide-rounds 3
+	$(BIN)/python benchmarks/folding.py --size 2 --shard 0.5 --rounds 1
 
 # What builds the site is installed here alone: no test needs it but that of the whole site.
 $(VENV)/.docs-installed: $(STAMP)

@@ -1,14 +1,15 @@
 """The speeds that normkit is held to, against what was recorded: what, bar, measured, met or not.
 
-    python benchmarks/bars.py [results/norms.json results/llama.json]
+    python benchmarks/bars.py [results/norms.json results/llama.json] [--before norms.json]
 
-The floor is the time to copy the bytes that must move, in the same run: forward 1 copy of x, forward+backward 2.5.
+`--before` puts what another run measured beside it, for a change that was timed on both sides on one machine. The floor
+is the time to copy the bytes that must move, in the same run: forward 1 copy of x, forward+backward 2.5.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,29 +80,40 @@ def cells(document) -> dict[tuple[str, str, str, str], tuple[dict[str, float], d
 
 
 def main() -> None:
-    norms, llama = (Path(path) for path in sys.argv[1:] or (RESULTS / "norms.json", RESULTS / "llama.json"))
-    document = json.loads(norms.read_text())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("norms", nargs="?", type=Path, default=RESULTS / "norms.json")
+    parser.add_argument("llama", nargs="?", type=Path, default=RESULTS / "llama.json")
+    parser.add_argument("--before", type=Path)
+    options = parser.parse_args()
+    document = json.loads(options.norms.read_text())
+    earlier = cells(json.loads(options.before.read_text())) if options.before else {}
     where, recorded = document["machine"], cells(document)
     print(f"{where['date']}, {where['cpu']}, threads {where['threads']}, torch {where['torch']}; {where['kernels']}\n")
-    print(f"{'what':48}{'bar':34}{'measured':>9}  met")
-    met = []
+    print(f"{'what':48}{'bar':34}{'before' if earlier else '':>9}{'measured':>9}  met")
+    met, met_before = [], []
     for bar in bars():
         if bar.key not in recorded or bar.than not in recorded[bar.key][0]:
-            print(f"{bar.what:48}{bar.text:34}{'':>9}  not measured")
+            print(f"{bar.what:48}{bar.text:34}{'':>18}  not measured")
             continue
         times, quiet = recorded[bar.key]
         met.append(bar.is_met(times))
+        before = ""
+        if earlier:
+            met_before.append(bar.is_met(earlier[bar.key][0]))
+            before = f"{bar.measured(earlier[bar.key][0]):.2f}"
         print(
-            f"{bar.what:48}{bar.text:34}{bar.measured(times):9.2f}  "
+            f"{bar.what:48}{bar.text:34}{before:>9}{bar.measured(times):9.2f}  "
             f"{verdict(met[-1], quiet['normkit'] and quiet[bar.than])}"
         )
-    for row in json.loads(llama.read_text())["rows"] if llama.exists() else ():
+    if earlier:
+        print(f"\n{sum(met_before)} of these {len(met_before)} were met before, {sum(met)} now\n")
+    for row in json.loads(options.llama.read_text())["rows"] if options.llama.exists() else ():
         gain = row["seconds"]["stock"] / row["seconds"]["normkit"]
         spread = max(row["spread"]["stock"], row["spread"]["normkit"])
         # Two medians agree to about a hundredth.
         met.append(gain >= 0.99)
         what = f"Llama, {row['what']}, {row['dtype']}"
-        print(f"{what:48}{'no slower than stock':34}{gain:9.2f}  {verdict(met[-1], spread <= NOISY)}")
+        print(f"{what:48}{'no slower than stock':34}{'':9}{gain:9.2f}  {verdict(met[-1], spread <= NOISY)}")
     print(f"\n{sum(met)} of {len(met)} met")
 
 
