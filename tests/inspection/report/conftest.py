@@ -8,7 +8,7 @@ from imagined_inspections import *  # noqa: F403
 from rendered_pages import figures_drawn_once
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _figures_are_drawn_once() -> Iterator[None]:
     with figures_drawn_once():
         yield
