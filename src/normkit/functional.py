@@ -201,9 +201,10 @@ def normalize(
         >>> normalize(torch.tensor([3.0, 4.0]), specs.L2_NORM)
         tensor([0.6000, 0.8000])
     """
-    y = _plain_spec(x, spec, weight, bias, out)
-    if y is not None:
-        return y
+    if out is None:
+        y = _plain_spec(x, spec, weight, bias)
+        if y is not None:
+            return y
     arguments.check_spec_arguments("normalize", x, spec, weight, bias)
     if out is None:
         return calls.normalize(x, plan(spec), weight, bias)
@@ -289,10 +290,8 @@ def _plain(
         return None
 
 
-def _plain_spec(
-    x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None, out: Tensor | None
-) -> Tensor | None:
-    """Likewise for any spec, or into a tensor."""
+def _plain_spec(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Likewise for any spec."""
     if type(spec) is not NormSpec or not calls.is_plain(x, weight, bias):
         return None
     found = plan(spec)
@@ -301,9 +300,7 @@ def _plain_spec(
     if (weight is not None and weight.ndim != 1) or (bias is not None and bias.ndim != 1):
         return None
     try:
-        if out is None:
-            return calls.normalize_plain(x, found, weight, bias)
-        return calls.normalize_plain_into(out, x, found, weight, bias)
+        return calls.normalize_plain(x, found, weight, bias)
     except RuntimeError:
         return None
 

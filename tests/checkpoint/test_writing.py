@@ -177,7 +177,7 @@ KILLED = "import runpy; runpy.run_module('folding_runs', run_name='__main__', al
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(source, whole, tmp_path, threads):
-    seeds = [str(seed) for seed in range(2)]
+    seeds = [str(seed) for seed in range(3)]
     out, error = Fork(KILLED, source, tmp_path, threads, *seeds).communicate()
     assert error == ""
     told = json.loads(out)

@@ -288,7 +288,7 @@ def test_without_eps_the_zero_row_is_nan_and_stays_in_its_row():
 @pytest.mark.slow
 def test_transforms_and_derivatives():
     spec = NormSpec(eps=0.1)
-    x, weight, bias = arguments(spec, rows=2)
+    x, weight, bias = arguments(spec, rows=3)
 
     def output(row):
         return decompose(row, spec, weight, bias).output

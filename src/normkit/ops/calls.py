@@ -158,25 +158,6 @@ def normalize_plain(x: Tensor, plan: KernelPlan, weight: Tensor | None, bias: Te
     return y
 
 
-def normalize_plain_into(
-    out: Tensor, x: Tensor, plan: KernelPlan, weight: Tensor | None, bias: Tensor | None
-) -> Tensor | None:
-    """`normalize_into` where `is_plain`, on the CPU and into memory without gaps that no input has; else None."""
-    given = [each for each in (x, weight, bias) if each is not None]
-    if type(out) is not Tensor or not (x.is_cpu and out.is_cpu) or out.shape != x.shape or not out.is_contiguous():
-        return None
-    if torch.is_grad_enabled() and any(each.requires_grad for each in (out, *given)):
-        return None
-    begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
-    for each in given:
-        if not each.is_contiguous() or (each.data_ptr() < end and begin < each.data_ptr() + each.nbytes):
-            return None
-    if out.dtype != plan.spec.casts.output_dtype(x.dtype, weight, bias):
-        return None
-    _on_cpu.normalize_rows_out(x, weight, bias, plan.conventions, plan.eps, plan.offset, out)
-    return out
-
-
 def normalize(x: Tensor, plan: KernelPlan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """`reference.forward` by the best implementation there is."""
     if plan.features_last is not None:
